@@ -1,0 +1,1 @@
+"""The appliance: supervisor, gateways, telemetry and the command line."""

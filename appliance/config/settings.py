@@ -1,0 +1,88 @@
+"""Every setting of the appliance, its default and its bounds. Loading is in `sources`."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DEFAULT_MODEL = "smollm2"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+
+class EngineSettings(_Strict):
+    """One engine core. Fields left out take the top-level setting of the same name."""
+
+    model: str | None = None
+    device: str | None = None
+    dtype: str | None = None
+    max_model_len: int | None = Field(None, ge=16)
+    kv_cache_bytes: int | None = Field(None, ge=1 << 20)
+    served_model_name: list[str] = Field(default_factory=list)
+
+
+class Settings(_Strict):
+    """The whole configuration of one appliance."""
+
+    # model and engines
+    model: str = DEFAULT_MODEL
+    """Model pack, local directory, or `.gguf` file."""
+    served_model_name: list[str] = Field(default_factory=list)
+    engines: list[EngineSettings] = Field(default_factory=list)
+    """`[[engines]]`; empty means `num_engines` alike."""
+    num_engines: int = Field(1, ge=1, le=64)
+    """`--engines N`."""
+    device: str = "cpu"
+    dtype: str | None = None
+    max_model_len: int | None = Field(None, ge=16)
+    kv_cache_bytes: int | None = Field(None, ge=1 << 20)
+    max_num_seqs: int = Field(64, ge=1)
+    max_num_batched_tokens: int = Field(512, ge=1)
+    num_threads: int | None = Field(None, ge=1)
+
+    # data plane
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+    gateways: int = Field(1, ge=1, le=64)
+    on_asleep: Literal["wake", "reject"] = "wake"
+    strict_parameters: bool = False
+    cors_origin: list[str] = Field(default_factory=list)
+    max_queued: int = Field(256, ge=1)
+    requests_per_minute: float = Field(6000, gt=0)
+    tokens_per_minute: float = Field(4_000_000, gt=0)
+    hold_s: float = Field(120, gt=0)
+
+    # control plane
+    admin_host: str = "127.0.0.1"
+    admin_port: int = Field(8001, ge=0, le=65535)
+
+    # keys and transport security
+    no_auth: bool = False
+    api_key: list[str] = Field(default_factory=list, repr=False)
+    api_key_file: Path | None = None
+    admin_key: list[str] = Field(default_factory=list, repr=False)
+    admin_key_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    # files
+    state_dir: Path | None = None
+    model_dir: Path | None = None
+
+    # telemetry
+    otlp_endpoint: str | None = None
+    trace_ratio: float = Field(1.0, ge=0, le=1)
+    """Share of traces that are exported; the local store keeps all within its bounds."""
+    trace_store_bytes: int = Field(256 << 20, ge=1 << 20)
+    trace_store_hours: float = Field(24, gt=0)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    # supervision
+    drain_s: float = Field(30, ge=0)
+    heartbeat_s: float = Field(0.5, gt=0)
+    hang_s: float = Field(10, gt=0)
+    """No tick of an engine's loop for this long means that it hangs."""
+    start_timeout_s: float = Field(600, gt=0)
+    """Longest time without progress while an engine starts."""

@@ -1,0 +1,1 @@
+"""What supervisor and gateways say to each other."""

@@ -1,0 +1,1 @@
+"""The OpenAI contract: routes, parameters, answers and errors."""

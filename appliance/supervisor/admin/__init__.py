@@ -1,0 +1,1 @@
+"""The control plane: admin REST, event stream and probes."""

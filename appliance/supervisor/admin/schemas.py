@@ -1,0 +1,309 @@
+"""The bodies of the admin REST API and its event stream. Collections are `{"items": [...]}`.
+
+The dashboard and the command line import these and nothing else of the appliance. Times are ISO
+8601 in UTC; spans use Unix nanoseconds.
+"""
+
+from datetime import datetime
+from typing import Any, Generic, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+ItemT = TypeVar("ItemT")
+
+Scope = Literal["inference", "viewer", "operator", "admin"]
+EngineStateName = Literal[
+    "starting",
+    "ready",
+    "draining",
+    "asleep",
+    "waking",
+    "stopped",
+    "backoff",
+    "crash_loop",
+    "failed",
+]
+
+
+class Schema(BaseModel):
+    """Base: ignores fields that a newer server adds."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+
+
+class Collection(Schema, Generic[ItemT]):
+    """Every list answer."""
+
+    items: list[ItemT]
+
+
+class Problem(Schema):
+    """An RFC 9457 problem. `code` is stable; `hint` says what to do."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str | None = None
+    instance: str | None = None
+    code: str
+    hint: str | None = None
+    request_id: str | None = None
+    current_state: str | None = None
+    allowed_actions: list[str] | None = None
+
+
+class Progress(Schema):
+    """How far something is; `unit` is `bytes`, `steps`, `requests`."""
+
+    done: int
+    total: int
+    unit: str = "bytes"
+
+
+class EngineRow(Schema):
+    """One engine."""
+
+    id: str
+    state: EngineStateName
+    reason: str | None = None
+    phase: str | None = None
+    progress: Progress | None = None
+    epoch: int
+    pid: int | None = None
+    model: str
+    served_names: list[str] = Field(default_factory=list)
+    device: str
+    dtype: str | None = None
+    kernel_backend: str | None = None
+    max_model_len: int | None = None
+    sleep_level: int = 0
+    desired_sleep_level: int = 0
+    resident_bytes: int | None = None
+    weights_bytes: int | None = None
+    kv_cache_bytes: int | None = None
+    running: int = 0
+    waiting: int = 0
+    kv_used_ratio: float = 0.0
+    tokens_per_s: float = 0.0
+    steps: int = 0
+    restarts: int = 0
+    heartbeat_age_s: float | None = None
+    since: datetime
+    next_restart_at: datetime | None = None
+    last_exit: str | None = None
+    allowed_actions: list[str] = Field(default_factory=list)
+
+
+class GatewayRow(Schema):
+    """One gateway."""
+
+    name: str
+    epoch: int
+    pid: int | None
+    state: Literal["starting", "ready", "stopped", "backoff"]
+    restarts: int
+    live_requests: int = 0
+
+
+class SleepBody(Schema):
+    """`POST /engines/{id}/sleep`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    level: Literal[1, 2] = 1
+    mode: Literal["wait", "abort"] = "wait"
+    timeout_s: float = Field(60.0, gt=0, le=3600)
+
+
+class Operation(Schema):
+    """A verb that was asked for, and how it goes."""
+
+    id: str
+    kind: Literal["sleep", "wake", "restart"]
+    target: str
+    state: Literal["queued", "running", "done", "failed", "canceled"]
+    phase: str | None = None
+    progress: Progress | None = None
+    actor: str
+    """Key id, `local` (unix socket) or `request:<id>` (a request woke the engine)."""
+    trace_id: str
+    created_at: datetime
+    ended_at: datetime | None = None
+    error: str | None = None
+    result: dict[str, Any] | None = None
+
+
+class RequestRow(Schema):
+    """One request, live or ended. No text."""
+
+    id: str
+    trace_id: str
+    state: Literal[
+        "held", "queued", "prefill", "decode", "finished", "aborted", "failed", "rejected"
+    ]
+    route: str
+    model: str | None = None
+    key_id: str | None = None
+    engine: str | None = None
+    gateway: str
+    stream: bool
+    status: int | None = None
+    error_code: str | None = None
+    received_at: datetime
+    ended_at: datetime | None = None
+    age_s: float
+    """So far, or in all."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    max_tokens: int | None = None
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    tokens_per_s: float | None = None
+    preemptions: int = 0
+
+
+class AbortAnswer(Schema):
+    """`DELETE /requests/{id}`: given only after the engine or gateway confirmed."""
+
+    id: str
+    state: Literal["aborted"]
+    completion_tokens: int
+
+
+class Span(Schema):
+    """One span of a trace, as `quarterdeck trace ID -o json` prints it."""
+
+    name: str
+    kind: Literal["internal", "server", "client", "producer", "consumer"]
+    process: str
+    start_ns: int
+    end_ns: int
+    span_id: str
+    parent_id: str | None
+    attributes: dict[str, Any] = Field(default_factory=dict)
+    status: Literal["unset", "ok", "error"] = "unset"
+    linked: bool = False
+    """It stands in a step's trace and links this request; `parent_id` is where it belongs here."""
+
+
+class TraceRow(Schema):
+    """One stored trace in a list."""
+
+    request_id: str
+    trace_id: str
+    name: str
+    outcome: str
+    model: str | None
+    received_at: datetime
+    duration_ms: float
+    ttft_ms: float | None
+    spans: int
+
+
+class Trace(Schema):
+    """All spans of one request: a single tree, parents before children."""
+
+    request: RequestRow
+    headline: str
+    """For example `TTFT 412 ms: 61 % queued, 4x the recent median`."""
+    spans: list[Span]
+    complete: bool
+    """Every message of the request has both halves."""
+
+
+class Percentiles(Schema):
+    """Over the window, milliseconds; None without samples."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class Stats(Schema):
+    """One coalesced frame: what the dashboard draws."""
+
+    at: datetime
+    window_s: float
+    running: int
+    waiting: int
+    held: int
+    requests_per_s: float
+    prompt_tokens_per_s: float
+    generation_tokens_per_s: float
+    error_ratio: float
+    ttft_ms: Percentiles
+    tpot_ms: Percentiles
+    queue_ms: Percentiles
+    e2e_ms: Percentiles
+    received: int
+    rejected: int
+    finished: int
+    aborted: int
+    failed: int
+    dropped_records: int
+
+
+class JournalEvent(Schema):
+    """One entry of the event journal."""
+
+    id: int
+    at: datetime
+    kind: str
+    """`engine.ready`, `engine.died`, `gateway.started`, `operation.done`, `key.created`, ..."""
+    level: Literal["info", "warning", "error"]
+    subject: str
+    text: str
+
+
+class Snapshot(Schema):
+    """First event of the stream; deltas follow: `engine`, `request`, `operation`, `stats`, `event`."""
+
+    engines: list[EngineRow]
+    gateways: list[GatewayRow]
+    requests: list[RequestRow]
+    operations: list[Operation]
+    stats: Stats
+    events: list[JournalEvent]
+
+
+class KeyRow(Schema):
+    """A key, never its secret."""
+
+    id: str
+    name: str
+    scope: Scope
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    source: Literal["store", "configuration"] = "store"
+
+
+class CreateKey(Schema):
+    """`POST /keys`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9 ._@-]*$")
+    scope: Scope = "inference"
+    expires_in_s: float | None = Field(None, gt=0)
+
+
+class CreatedKey(KeyRow):
+    """The one answer that holds the secret."""
+
+    secret: str
+
+
+class SystemInfo(Schema):
+    """`GET /system`."""
+
+    version: str
+    pid: int
+    started_at: datetime
+    state_dir: str
+    run_dir: str
+    data_plane: str
+    control_plane: str
+    data_socket: str
+    admin_socket: str
+    on_asleep: str

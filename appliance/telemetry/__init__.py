@@ -1,0 +1,1 @@
+"""Records in; spans, metrics, live tables and the trace store out."""

@@ -1,0 +1,1 @@
+"""The operator's terminal screen; speaks only the public admin REST and SSE."""

@@ -1,0 +1,1 @@
+"""HTTP and SSE client of the admin API; knows no terminal."""

@@ -1,0 +1,1 @@
+"""Where the dashboard's frames come from."""

@@ -1,0 +1,1 @@
+"""The dashboard's state: a pure reducer over frames."""

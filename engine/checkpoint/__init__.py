@@ -1,0 +1,1 @@
+"""Reads GGUF and Hugging Face checkpoints: metadata, tokenizer, template, tensors. No torch."""

@@ -1,0 +1,1 @@
+"""Clients of engine cores: one interface, in process or over ZeroMQ."""

@@ -1,0 +1,112 @@
+"""The interface of all engine clients, and what they raise."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+from engine.wire.header import TraceContext
+from engine.wire.messages import (
+    AbortReason,
+    AddRequest,
+    Call,
+    FromEngine,
+    RequestOutput,
+)
+
+ResultT = TypeVar("ResultT")
+
+OnMessage = Callable[[str, int, FromEngine], None]
+"""Called with (engine id, epoch, message) for everything but outputs and utility replies."""
+
+
+class EngineClientError(Exception):
+    """Base of what clients raise."""
+
+
+class EngineDeadError(EngineClientError):
+    """The engine died, or a newer epoch replaced it, while something was in flight."""
+
+    def __init__(self, engine_id: str, epoch: int, reason: str) -> None:
+        super().__init__(f"engine {engine_id} (epoch {epoch}) is gone: {reason}")
+        self.engine_id = engine_id
+        self.epoch = epoch
+        self.reason = reason
+
+
+class EngineUnreachableError(EngineClientError):
+    """The socket has no route to the engine, or its queue is full; nothing was sent."""
+
+
+class UtilityCallError(EngineClientError):
+    """The engine answered a utility call with an error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class UtilityTimeoutError(EngineClientError):
+    """No reply to a utility call by its deadline."""
+
+
+class OutputCollector(ABC):
+    """The outputs of one request, merged while nobody reads."""
+
+    @abstractmethod
+    async def get(self) -> RequestOutput:
+        """Return what has come since the last call; waits for at least one output.
+
+        Raises:
+            EngineDeadError: the engine died; raised after the outputs that did arrive.
+        """
+
+
+class EngineCoreClient(ABC):
+    """Sends requests and utility calls to engine cores and routes what comes back."""
+
+    @abstractmethod
+    def expect(self, engine_id: str, epoch: int) -> None:
+        """Make `epoch` the only one accepted from this engine; what is in flight on an older one
+        fails with `EngineDeadError`."""
+
+    @abstractmethod
+    def fail_engine(self, engine_id: str, epoch: int, reason: str) -> None:
+        """The supervisor says that this epoch is dead: fail all that is in flight on it."""
+
+    @abstractmethod
+    def add_request(
+        self, engine_id: str, request: AddRequest, context: TraceContext, *, external_id: str
+    ) -> OutputCollector:
+        """Send a request; its collector is registered before anything is sent.
+
+        `context` is the parent of the send span; `collector.send_span_id` names that span.
+
+        Raises:
+            EngineUnreachableError: nothing was sent and the collector is gone again.
+            EngineDeadError: no epoch of this engine is expected.
+        """
+
+    @abstractmethod
+    def abort(
+        self,
+        engine_id: str,
+        request_ids: tuple[str, ...],
+        reason: AbortReason,
+        context: TraceContext,
+    ) -> None:
+        """Ask the engine to end requests; their last outputs still arrive at their collectors."""
+
+    @abstractmethod
+    def forget(self, request_id: str) -> None:
+        """Drop a request's collector: later outputs are counted as unknown."""
+
+    @abstractmethod
+    async def call(
+        self, engine_id: str, call: Call[ResultT], *, timeout_s: float, context: TraceContext
+    ) -> ResultT:
+        """Run a utility call and return its typed result.
+
+        Raises:
+            EngineDeadError, EngineUnreachableError, UtilityCallError, UtilityTimeoutError.
+        """

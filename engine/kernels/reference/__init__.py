@@ -1,0 +1,1 @@
+"""The reference backend in plain torch: the oracle of the faster ones."""

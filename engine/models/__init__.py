@@ -1,0 +1,1 @@
+"""Model architectures, one small file per family, built from shared layers."""

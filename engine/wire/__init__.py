@@ -1,0 +1,1 @@
+"""The wire between clients and engine cores: messages, header, codec, sockets, addresses."""

@@ -1,0 +1,426 @@
+"""Every message between a client and an engine core.
+
+Messages to the engine are imperatives, those from it nouns. A message's kind travels as one type
+byte in front of the header (`TYPE_BYTES`), so bodies are untagged. Structs are append-only: new
+fields go to the end and have a default.
+"""
+
+from enum import StrEnum
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+import msgspec
+
+from engine.wire.hops import HopRecord, StepRecord
+
+ResultT = TypeVar("ResultT")
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+    """Base of all message bodies: immutable, positional on the wire, keyword-only in code.
+
+    Subclasses repeat `frozen=True`: msgspec inherits it, type checkers do not.
+    """
+
+
+# ---------------------------------------------------------------- to the engine
+
+
+class SamplingParams(Body, frozen=True):
+    """How the next token is chosen. Bounds are checked at the front and again at the engine."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: no logprobs. k: the chosen token's and the k best tokens'."""
+
+
+class AddRequest(Body, frozen=True):
+    """Generate from a prompt. Request ids are unique over all clients and epochs."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    arrival_ns: int
+    """When the front accepted the request (`engine.clock`)."""
+    deadline_ns: int | None = None
+    priority: int = 0
+    """Lower runs first; only the `priority` policy reads it."""
+    tenant: str | None = None
+    """Id of the key that pays, for fair policies."""
+
+
+class AbortReason(StrEnum):
+    """Why a client gives a request up."""
+
+    CLIENT_DISCONNECTED = "client_disconnected"
+    CLIENT_DEAD = "client_dead"
+    OPERATOR = "operator"
+    STOP_STRING = "stop_string"
+    DEADLINE = "deadline"
+    SLEEP = "sleep"
+    SHUTDOWN = "shutdown"
+
+
+class AbortRequests(Body, frozen=True):
+    """Stop requests within a step. Unknown ids are ignored: they may have finished already."""
+
+    request_ids: tuple[str, ...]
+    reason: AbortReason
+    client: str | None = None
+    """With `client_epoch_below`: every request of this client's older epochs."""
+    client_epoch_below: int | None = None
+
+
+class Call(msgspec.Struct, Generic[ResultT], frozen=True, kw_only=True, tag=True):
+    """Base of the utility calls. `Result` is the type that the engine answers with."""
+
+    Result: ClassVar[Any]
+
+
+class SleepReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `Sleep` achieved; resident bytes are measured, not computed."""
+
+    level: Literal[1, 2]
+    resident_before_bytes: int
+    resident_after_bytes: int
+    freed_bytes: int
+    took_ns: int
+    weights_bytes: int
+
+
+class Sleep(Call[SleepReport], frozen=True):
+    """Give memory back. Level 1 keeps the open file index of the checkpoint, level 2 nothing.
+
+    `wait` lets running requests finish (new ones are rejected as asleep meanwhile) for at most
+    `timeout_s` and then fails without sleeping; `abort` ends them first. Sleeping already: no-op.
+    """
+
+    Result = SleepReport
+
+    level: Literal[1, 2] = 1
+    mode: Literal["wait", "abort"] = "wait"
+    timeout_s: float = 60.0
+
+
+class WakeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a `Wake` did. `canary_ok`: the same greedy token as at the first start came out."""
+
+    resident_bytes: int
+    took_ns: int
+    canary_ok: bool
+
+
+class Wake(Call[WakeReport], frozen=True):
+    """Undo `Sleep`; answers once the engine can serve again. Awake already: no-op."""
+
+    Result = WakeReport
+
+
+class Pong(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `Ping`."""
+
+    token_id: int | None
+    took_ns: int
+
+
+class Ping(Call[Pong], frozen=True):
+    """Probe the engine. `deep` makes one real token through the scheduler's queue."""
+
+    Result = Pong
+
+    deep: bool = True
+
+
+class RequestState(msgspec.Struct, frozen=True, kw_only=True):
+    """One live request as the engine sees it."""
+
+    request_id: str
+    client: str
+    state: Literal["waiting", "running"]
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    num_blocks: int
+    preemptions: int
+    age_ns: int
+
+
+class EngineState(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `DumpState`."""
+
+    phase: str
+    step: int
+    sleep_level: Literal[0, 1, 2]
+    num_blocks: int
+    free_blocks: int
+    requests: tuple[RequestState, ...]
+
+
+class DumpState(Call[EngineState], frozen=True):
+    """Report every live request and the KV pool, for operators and tests."""
+
+    Result = EngineState
+
+
+AnyCall = Sleep | Wake | Ping | DumpState
+"""The closed union of utility calls: nothing else is ever dispatched."""
+
+
+class UtilityCall(Body, frozen=True):
+    """One utility call with its id and deadline."""
+
+    call_id: str
+    deadline_ns: int
+    call: AnyCall
+
+
+# -------------------------------------------------------------- from the engine
+
+
+class EngineHello(Body, frozen=True):
+    """First message of an engine to each client, before torch is imported."""
+
+    engine_id: str
+    epoch: int
+    pid: int
+    started_ns: int
+
+
+class EngineProgress(Body, frozen=True):
+    """How far the start (or a wake) is. `done` and `total` are in `unit`s."""
+
+    phase: str
+    """`import`, `weights`, `kv_cache`, `warm_up`."""
+    done: int
+    total: int
+    unit: str = "bytes"
+
+
+class StartPhase(Body, frozen=True):
+    """One finished phase of the start."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class EngineReady(Body, frozen=True):
+    """The engine can serve; carries its real capacity."""
+
+    model: str
+    architecture: str
+    max_model_len: int
+    num_blocks: int
+    block_size: int
+    vocab_size: int
+    dtype: str
+    device: str
+    kernel_backend: str
+    weights_bytes: int
+    kv_cache_bytes: int
+    resident_bytes: int
+    phases: tuple[StartPhase, ...] = ()
+    adapters: tuple[str, ...] = ()
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    REJECTED = "rejected"
+    """Never started, for example because the engine is asleep: safe to send again."""
+
+
+class TokenLogprob(Body, frozen=True):
+    """One candidate for a position."""
+
+    token_id: int
+    logprob: float
+
+
+class TokenLogprobs(Body, frozen=True):
+    """The chosen token's logprob, bit-equal to its entry in `top` where it is there."""
+
+    token_id: int
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+    """Best first."""
+
+
+class RequestError(Body, frozen=True):
+    """Why a request failed alone. Codes are a closed set, see `appliance.gateway.openai.errors`."""
+
+    code: str
+    """`invalid_request`, `engine_asleep`, `prompt_too_long`, `deadline_exceeded`, `internal_error`."""
+    message: str
+
+
+class PrefillChunk(Body, frozen=True):
+    """One step's share of a prompt."""
+
+    start_ns: int
+    end_ns: int
+    tokens: int
+    step: int
+
+
+class Timeline(Body, frozen=True):
+    """What the engine did with a request; times are `engine.clock` readings."""
+
+    received_ns: int
+    """Dequeued from the socket's queue and admitted to the waiting list."""
+    scheduled_ns: int | None = None
+    """First step that computed any of its tokens began."""
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
+    finished_ns: int | None = None
+    first_step: int | None = None
+    last_step: int | None = None
+    chunks: tuple[PrefillChunk, ...] = ()
+    preempted_ns: tuple[int, ...] = ()
+    max_batch: int = 0
+    """Most requests that shared a step with it."""
+
+
+class RequestOutput(Body, frozen=True):
+    """What one step produced for one request."""
+
+    request_id: str
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One entry per new token, when asked for."""
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The stop token that ended it; it is the last of `new_token_ids`."""
+    error: RequestError | None = None
+    timeline: Timeline | None = None
+    """With the first token and with the last output."""
+    cached_tokens: int = 0
+
+
+class EngineOutputs(Body, frozen=True):
+    """What one step produced for one client. The header carries the step's trace context."""
+
+    step: int
+    outputs: tuple[RequestOutput, ...]
+
+
+class UtilityError(Body, frozen=True):
+    """Why a utility call failed."""
+
+    code: str
+    """`busy`, `deadline_exceeded`, `invalid`, `internal_error`, `shutting_down`."""
+    message: str
+
+
+class UtilityReply(Body, frozen=True):
+    """Answer to one `UtilityCall`; `result` is msgpack of the call's `Result` type."""
+
+    call_id: str
+    error: UtilityError | None = None
+    result: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class Heartbeat(Body, frozen=True):
+    """Sent by the engine's loop itself, at every tick of at most one second, busy or idle."""
+
+    step: int
+    phase: str
+    """`import`, `weights`, `kv_cache`, `warm_up`, `idle`, `step`, `sleep`, `asleep`, `wake`."""
+    running: int
+    waiting: int
+    last_token_ns: int | None
+
+
+class EngineStats(Body, frozen=True):
+    """Levels and cumulative counts of one engine epoch; sent to client 0 at most 10 times a second.
+
+    Whole and idempotent: a lost message loses nothing.
+    """
+
+    step: int
+    running: int
+    waiting: int
+    sleep_level: int
+    num_blocks: int
+    used_blocks: int
+    resident_bytes: int
+    cpu_seconds: float
+    prompt_tokens: int
+    generation_tokens: int
+    cached_tokens: int
+    preemptions: int
+    finished: dict[str, int]
+    """Ended requests by finish reason."""
+    sent: dict[str, int]
+    """Messages by type name that this engine's sockets took."""
+    received: dict[str, int]
+    fenced: int
+    """Messages of another epoch that were dropped."""
+    undecodable: int
+    clients_cut_off: int
+    records_dropped: int
+    step_seconds: float
+    """Time spent inside steps, cumulative."""
+
+
+class EngineRecords(Body, frozen=True):
+    """Trace halves and step records, to client 0, in batches; bounded, drops are counted."""
+
+    hops: tuple[HopRecord, ...]
+    steps: tuple[StepRecord, ...]
+    dropped: int
+    """Cumulative."""
+
+
+class EngineDead(Body, frozen=True):
+    """Last words: the engine's process is about to end."""
+
+    reason: str
+    """`device_error`, `config_error`, `io_thread_died`, `internal_error`, `shutdown`."""
+    detail: str
+
+
+ToEngine = AddRequest | AbortRequests | UtilityCall
+FromEngine = (
+    EngineHello
+    | EngineProgress
+    | EngineReady
+    | EngineOutputs
+    | UtilityReply
+    | Heartbeat
+    | EngineStats
+    | EngineRecords
+    | EngineDead
+)
+
+TYPE_BYTES: dict[type[Body], bytes] = {
+    AddRequest: b"\x00",
+    AbortRequests: b"\x01",
+    UtilityCall: b"\x02",
+    EngineHello: b"\x10",
+    EngineProgress: b"\x11",
+    EngineReady: b"\x12",
+    EngineOutputs: b"\x13",
+    UtilityReply: b"\x14",
+    Heartbeat: b"\x15",
+    EngineStats: b"\x16",
+    EngineRecords: b"\x17",
+    EngineDead: b"\x18",
+}
+TRACED: frozenset[type[Body]] = frozenset(
+    {AddRequest, AbortRequests, UtilityCall, EngineOutputs, UtilityReply}
+)
+"""Messages that get a send and a process span each; the others are counted and go into the hop
+histogram, and get a span only when late, dropped or fenced."""
