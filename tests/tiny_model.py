@@ -8,8 +8,9 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CORPUS = [
@@ -35,7 +36,7 @@ def make_tokenizer(vocab_size: int = 512) -> Tokenizer:
 
 
 def make_tiny_model(directory: Path, *, seed: int = 0, layers: int = 2, max_len: int = 512) -> Path:
-    """Write config.json, model.safetensors, tokenizer.json and tokenizer_config.json; return the path."""
+    """Write a whole model directory; return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -67,8 +67,10 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     def expect(self, engine_id: str, epoch: int) -> None:
-        """Make `epoch` the only one accepted from this engine; what is in flight on an older one
-        fails with `EngineDeadError`."""
+        """Make `epoch` the only one accepted from this engine.
+
+        What is in flight on an older one fails with `EngineDeadError`.
+        """
 
     @abstractmethod
     def fail_engine(self, engine_id: str, epoch: int, reason: str) -> None:

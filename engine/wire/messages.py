@@ -262,7 +262,8 @@ class RequestError(Body, frozen=True):
     """Why a request failed alone. Codes are a closed set, see `appliance.gateway.openai.errors`."""
 
     code: str
-    """`invalid_request`, `engine_asleep`, `prompt_too_long`, `deadline_exceeded`, `internal_error`."""
+    """`invalid_request`, `engine_asleep`, `prompt_too_long`, `deadline_exceeded`,
+    `internal_error`."""
     message: str
 
 

@@ -1,0 +1,39 @@
+"""Fixtures that every test may use."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_model import make_tiny_model
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random llama directory; its tokenizer and template are real."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def smollm2_path() -> Path:
+    """The default model; `make test` pulls it first."""
+    from appliance.config.paths import model_dir
+    from appliance.model_store.resolve import resolve
+
+    return resolve("smollm2", model_dir(None, os.environ)).path
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """A short directory for sockets: pytest's own paths are too long for ipc."""
+    path = Path(tempfile.mkdtemp(prefix="qd-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
