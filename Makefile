@@ -1,0 +1,44 @@
+# Two commands do everything, set-up included: `make serve` and `make test`.
+BIN := .venv/bin
+ARGS ?=
+
+.PHONY: help install dev model serve test prove check format format-check lint types contracts
+
+help: ## Show this list.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: ## Install the product into .venv.
+	@ops/setup.sh run
+
+dev: ## Install the product and the tools for tests into .venv.
+	@ops/setup.sh dev
+
+model: ## Pull the default model pack (SmolLM2-135M-Instruct, 98 MB).
+	@$(BIN)/quarterdeck models pull smollm2
+
+serve: install model ## Install, pull the model, serve; flags in ARGS="--port 9000".
+	@exec $(BIN)/quarterdeck serve $(ARGS)
+
+test: dev model ## Run the tests.
+	@$(BIN)/pytest -q -m "not gpu and not prove" $(ARGS)
+
+prove: dev model ## Run the long tests too.
+	@$(BIN)/pytest -q -m "not gpu" --timeout 600 $(ARGS)
+
+check: dev format-check lint types contracts test ## Everything that must be green.
+
+format: dev ## Format the code.
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+format-check: dev
+	@$(BIN)/ruff format --check .
+
+lint: dev
+	@$(BIN)/ruff check .
+
+types: dev
+	@$(BIN)/basedpyright
+
+contracts: dev
+	@$(BIN)/lint-imports
