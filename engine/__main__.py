@@ -1,0 +1,53 @@
+"""Entry point of an engine core's process: `python -m engine --config-fd N [--parent-fd M]`.
+
+The configuration comes as JSON on an inherited descriptor: nothing is in argv or the environment.
+"""
+
+import argparse
+import faulthandler
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+
+from engine.config import EngineConfig
+from engine.core.process import EXIT_CONFIG_ERROR, EngineCoreProc, MakeRunner, torch_runner
+from engine.parent_death import watch_parent
+
+logger = logging.getLogger(__name__)
+
+
+def main(make_runner: MakeRunner = torch_runner) -> int:
+    """Run an engine core; return its exit code."""
+    arguments = _parse_arguments()
+    watch_parent(arguments.parent_fd)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(name)s: %(message)s")
+    try:
+        config = _read_config(arguments.config_fd)
+    except (OSError, ValueError) as error:
+        logger.error("no usable configuration on descriptor %d: %s", arguments.config_fd, error)  # noqa: TRY400
+        return EXIT_CONFIG_ERROR
+    return EngineCoreProc(config, make_runner).run()
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="engine")
+    parser.add_argument("--config-fd", type=int, required=True)
+    parser.add_argument("--parent-fd", type=int)
+    return parser.parse_args()
+
+
+def _read_config(descriptor: int) -> EngineConfig:
+    with os.fdopen(descriptor, "rb") as file:
+        config = msgspec.json.decode(file.read(), type=EngineConfig)
+    if not config.clients:
+        raise ValueError("it names no client")
+    return config
+
+
+if __name__ == "__main__":
+    sys.exit(main())

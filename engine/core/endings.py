@@ -1,0 +1,47 @@
+"""When a request is over, and which tokens would end it too early."""
+
+from engine.core.request import Ending, EngineRequest
+from engine.wire.messages import FinishReason, RequestError
+
+ABORTED = Ending(FinishReason.ABORT)
+DEADLINE_EXCEEDED = Ending(
+    FinishReason.ERROR,
+    error=RequestError(code="deadline_exceeded", message="the request's deadline has passed"),
+)
+ASLEEP = RequestError(code="engine_asleep", message="the engine is asleep")
+REJECTED_ASLEEP = Ending(FinishReason.REJECTED, error=ASLEEP)
+ABORTED_ASLEEP = Ending(FinishReason.ABORT, error=ASLEEP)
+CLIENT_CUT_OFF = Ending(
+    FinishReason.ABORT,
+    error=RequestError(code="internal_error", message="the client did not read its outputs"),
+)
+
+
+def failed(code: str, message: str) -> Ending:
+    """Return the ending of a request that failed alone."""
+    return Ending(FinishReason.ERROR, error=RequestError(code=code, message=message))
+
+
+def banned_token_ids(request: EngineRequest) -> tuple[int, ...]:
+    """Return the tokens that may not come next: end tokens, before `min_tokens`."""
+    if request.num_output_tokens < request.sampling.min_tokens:
+        return request.end_token_ids
+    return ()
+
+
+def ending_of(request: EngineRequest, max_len: int) -> Ending | None:
+    """Return how the newest token ends the request, or None when it goes on.
+
+    Args:
+        request: It has at least one output token.
+        max_len: Most tokens, prompt included, that a request may have.
+    """
+    token_id = request.token_ids[-1]
+    may_end = request.num_output_tokens > request.sampling.min_tokens
+    if may_end and token_id in request.end_token_ids:
+        return Ending(FinishReason.STOP, stop_token_id=token_id)
+    if request.num_output_tokens >= request.sampling.max_tokens:
+        return Ending(FinishReason.LENGTH)
+    if len(request.token_ids) >= max_len:
+        return Ending(FinishReason.LENGTH)
+    return None

@@ -1,0 +1,297 @@
+"""The engine's logic: messages in, steps, outputs out. Sockets and threads are elsewhere.
+
+A step is schedule → execute → update; between steps the loop takes whatever messages have come, so
+requests join and leave a running batch at every step.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.clock import now_ns
+from engine.config import EngineConfig
+from engine.core.accounts import Accounts
+from engine.core.batch import (
+    DeviceFatalError,
+    ModelFacts,
+    ModelRunner,
+    ScheduledRequest,
+    StepResult,
+)
+from engine.core.block_pool import BlockPool
+from engine.core.bounds import complaint
+from engine.core.canary import canary_tokens
+from engine.core.endings import ABORTED, CLIENT_CUT_OFF, REJECTED_ASLEEP, failed
+from engine.core.mail import CutOff, Outcome, Received, Shell, received_half, under
+from engine.core.power import Power
+from engine.core.request import (
+    Ending,
+    EngineRequest,
+    Owner,
+    Produced,
+    StepTimes,
+    engine_request,
+    produced_end,
+)
+from engine.core.scheduler import Limits, Plan, Scheduler
+from engine.core.utilities import Utilities
+from engine.wire.header import Header, TraceContext, new_context
+from engine.wire.hops import HopLink, StepRecord
+from engine.wire.messages import AbortRequests, AddRequest, EngineOutputs, UtilityCall
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Requests, steps and utility calls of one engine, around a loaded model.
+
+    Args:
+        config: The engine's configuration.
+        runner: The model.
+        facts: What `runner.load` found.
+        shell: Takes messages and records.
+        clock: Nanoseconds; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        runner: ModelRunner,
+        facts: ModelFacts,
+        shell: Shell,
+        clock: Callable[[], int] = now_ns,
+    ) -> None:
+        self.config = config
+        self.facts = facts
+        self.shell = shell
+        self.clock = clock
+        self.step_number = 0
+        self.accounts = Accounts()
+        self.accepting = True
+        """False: new requests are rejected as asleep."""
+        pool = BlockPool(facts.num_blocks, config.block_size)
+        limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, facts.max_model_len)
+        self.scheduler = Scheduler(limits, pool)
+        self.power = Power(
+            runner,
+            facts.weights_bytes,
+            canary=lambda: canary_tokens(runner, pool, facts.vocab_size),
+            clock=clock,
+        )
+        self.utilities = Utilities(self)
+        self._runner = runner
+        self._client_epochs: dict[str, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would compute something."""
+        return bool(self.scheduler.requests)
+
+    @property
+    def phase(self) -> str:
+        """What the loop is at, in the words of `Heartbeat.phase`."""
+        if self.power.level:
+            return "asleep"
+        if self.utilities.falling_asleep:
+            return "sleep"
+        return "step" if self.has_work else "idle"
+
+    def resident_bytes(self) -> int:
+        """Memory that the engine holds now."""
+        return self._runner.resident_bytes()
+
+    # ------------------------------------------------------------ one step
+
+    def step(self) -> None:
+        """Compute one step of all running requests and send what came out."""
+        started_ns = self.clock()
+        self.step_number += 1
+        plan = self.scheduler.schedule(started_ns)
+        scheduled_ns = self.clock()
+        result = self._execute(plan.batch)
+        executed_ns = self.clock()
+        times = StepTimes(self.step_number, started_ns, executed_ns, len(plan.batch))
+        produced = self.scheduler.update(plan, result, times)
+
+        context = new_context()
+        self.publish([*plan.expired, *produced], context)
+        self._record_step(plan, context, times, scheduled_ns)
+
+    def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Run the batch; when it fails, run each request alone, so that only the bad ones fail."""
+        if not batch:
+            return StepResult()
+        try:
+            return self._runner.execute(batch)
+        except DeviceFatalError:
+            raise
+        except Exception:
+            logger.exception("step %d failed: trying its requests one by one", self.step_number)
+        result = StepResult()
+        for share in batch:
+            self._execute_alone(share, result)
+        return result
+
+    def _execute_alone(self, share: ScheduledRequest, result: StepResult) -> None:
+        try:
+            alone = self._runner.execute([share])
+        except DeviceFatalError:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged by the failed batch, told to the client
+            kind = type(error).__name__
+            result.faults[share.request_id] = f"the model could not compute this request ({kind})"
+            return
+        result.token_ids.update(alone.token_ids)
+        result.logprobs.update(alone.logprobs)
+        result.faults.update(alone.faults)
+
+    def _record_step(
+        self, plan: Plan, context: TraceContext, times: StepTimes, scheduled_ns: int
+    ) -> None:
+        end_ns = self.clock()
+        self.accounts.add_step(plan, end_ns - times.started_ns)
+        self.shell.record(
+            StepRecord(
+                engine_id=self.config.engine_id,
+                epoch=self.config.epoch,
+                step=times.number,
+                trace_id=context.trace_id,
+                span_id=context.span_id,
+                start_ns=times.started_ns,
+                scheduled_ns=scheduled_ns,
+                executed_ns=times.executed_ns,
+                end_ns=end_ns,
+                prefill_tokens=plan.prefill_tokens,
+                decode_tokens=plan.decode_tokens,
+                requests=len(plan.batch),
+                used_blocks=self.scheduler.pool.num_used,
+                preempted=plan.preempted,
+            )
+        )
+
+    def publish(self, produced: Iterable[Produced], parent: TraceContext) -> None:
+        """Send outputs, one message per client; its send span is a child of `parent`."""
+        now = self.clock()
+        by_client: dict[int, list[Produced]] = {}
+        for item in produced:
+            self.accounts.add_output(item, now)
+            if item.request.owner is None:
+                self.utilities.probe_output(item.output)
+            else:
+                by_client.setdefault(item.request.owner.index, []).append(item)
+        for client, items in by_client.items():
+            body = EngineOutputs(
+                step=self.step_number, outputs=tuple(item.output for item in items)
+            )
+            links = tuple(HopLink(item.request.request_id, item.request.context) for item in items)
+            self.shell.post(under(parent, client, body, now, links=links))
+
+    # ------------------------------------------------------------ messages
+
+    def take(self, mail: Received | CutOff) -> None:
+        """Handle one message between two steps."""
+        if isinstance(mail, CutOff):
+            self._cut_off(mail.client)
+            return
+        dequeued_ns = self.clock()
+        self._meet(mail.header)
+        if isinstance(mail.body, UtilityCall) and self._is_current(mail.header):
+            self.utilities.start(mail, mail.body, dequeued_ns)  # records the hop when it replies
+            return
+        outcome, done_ns = self._handle(mail)
+        name = self.config.engine_id
+        self.shell.record(received_half(mail, name, dequeued_ns, done_ns, outcome))
+
+    def _handle(self, mail: Received) -> tuple[Outcome, int]:
+        """Handle a request or an abort; return how that went and when it was done."""
+        if not self._is_current(mail.header):
+            self.accounts.fenced += 1
+            return "fenced", self.clock()
+        admitted_ns = self.clock()
+        match mail.body:
+            case AddRequest() if mail.body.request_id in self.scheduler.requests:
+                logger.error("dropped a request whose id is in use")
+                return "unknown", self.clock()
+            case AddRequest():
+                self._admit(mail, mail.body, admitted_ns)
+                return "ok", admitted_ns
+            case AbortRequests():
+                self._abort(mail.header, mail.body)
+            case UtilityCall():
+                raise AssertionError("utility calls are taken elsewhere")
+        return "ok", self.clock()
+
+    def _admit(self, mail: Received, message: AddRequest, now: int) -> None:
+        header = mail.header
+        owner = Owner(mail.client, header.sender, header.sender_epoch)
+        eos_token_ids = self.facts.eos_token_ids
+        request = engine_request(message, owner, header.context, eos_token_ids, now)
+        refusal = self._refusal(message, request)
+        if refusal is None:
+            self.scheduler.add(request)
+        else:
+            self.publish([produced_end(request, refusal, now)], header.context)
+
+    def _refusal(self, message: AddRequest, request: EngineRequest) -> Ending | None:
+        if not self.accepting:
+            return REJECTED_ASLEEP
+        try:
+            wrong = complaint(message, self.facts.vocab_size)
+        except Exception:
+            logger.exception("a request could not be checked")
+            return failed("internal_error", "the engine could not check this request")
+        if wrong is not None:
+            return failed("invalid_request", wrong)
+        return self.scheduler.refusal(request)
+
+    def _abort(self, header: Header, message: AbortRequests) -> None:
+        requests = self.scheduler.requests
+        named = [
+            requests[id_]
+            for id_ in dict.fromkeys(message.request_ids)
+            if id_ in requests and requests[id_].owner is not None
+        ]
+        self.end_all(named, ABORTED, header.context)
+        if message.client is not None and message.client_epoch_below is not None:
+            self._raise_client_epoch(message.client, message.client_epoch_below)
+
+    def end_all(
+        self, requests: Iterable[EngineRequest], ending: Ending, parent: TraceContext
+    ) -> None:
+        """End requests now and send their last outputs."""
+        now = self.clock()
+        self.publish([self.scheduler.end(request, ending, now) for request in requests], parent)
+
+    # ------------------------------------------------------------ clients
+
+    def _is_current(self, header: Header) -> bool:
+        return header.sender_epoch >= self._client_epochs.get(header.sender, 0)
+
+    def _meet(self, header: Header) -> None:
+        """A client's newer epoch means that the older one is dead."""
+        self._raise_client_epoch(header.sender, header.sender_epoch)
+
+    def _raise_client_epoch(self, client: str, epoch: int) -> None:
+        if epoch <= self._client_epochs.get(client, 0):
+            return
+        self._client_epochs[client] = epoch
+        orphans = [request for request in self._requests_of(client) if _epoch(request) < epoch]
+        if orphans:
+            logger.info("%s died: ending its %d requests", client, len(orphans))
+        now = self.clock()
+        for request in orphans:  # nobody is left to read their last outputs
+            self.accounts.add_output(self.scheduler.end(request, ABORTED, now), now)
+
+    def _cut_off(self, client: int) -> None:
+        name = self.config.clients[client].name
+        requests = self._requests_of(name)
+        logger.warning("%s does not read: ending its %d requests", name, len(requests))
+        self.end_all(requests, CLIENT_CUT_OFF, new_context())
+
+    def _requests_of(self, client: str) -> list[EngineRequest]:
+        requests = self.scheduler.requests.values()
+        return [request for request in requests if request.owner and request.owner.name == client]
+
+
+def _epoch(request: EngineRequest) -> int:
+    assert request.owner is not None, "only clients' requests have an epoch"
+    return request.owner.epoch

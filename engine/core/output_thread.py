@@ -1,0 +1,123 @@
+"""The output thread: encodes messages and sends each to its client, never waiting for one."""
+
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from engine.clock import now_ns
+from engine.config import EngineConfig
+from engine.core.mail import CutOff, Outgoing
+from engine.core.outbox import Outbox, Sender
+from engine.core.records import RecordBuffer
+from engine.wire.sockets import HeaderMaker, MessageCounts, connect_push
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS = 50
+"""Between two looks at sockets while the thread winds down."""
+
+
+class OutputThread(threading.Thread):
+    """Owns the PUSH sockets, one per client, and the outboxes before them.
+
+    Args:
+        context: ZeroMQ context.
+        config: Clients, epoch and the bound of an outbox.
+        records: Gets the hops.
+        notify: Tells the loop of a client that was cut off.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        config: EngineConfig,
+        records: RecordBuffer,
+        notify: Callable[[CutOff], None],
+    ) -> None:
+        super().__init__(name="output", daemon=True)
+        self.counts = MessageCounts()
+        self.clients_cut_off = 0
+        self.finished = False
+        """Whether it ended as it should: all sent, or given up in time."""
+        self._context = context
+        self._config = config
+        self._notify = notify
+        headers = HeaderMaker(config.engine_id, config.epoch)
+        self._sender = Sender(headers, self.counts, records.add)
+        self._posted: deque[Outgoing] = deque()
+        self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._outboxes: list[Outbox] = []
+        self._stop_at_ns: int | None = None
+
+    def post(self, outgoing: Outgoing) -> None:
+        """Hand a message over; from any thread, never blocks."""
+        self._posted.append(outgoing)
+        os.eventfd_write(self._wakeup, 1)
+
+    def stop(self, flush_s: float) -> None:
+        """End once all is sent, at the latest after `flush_s`; the sockets then linger."""
+        self._stop_at_ns = now_ns() + int(flush_s * 1e9)
+        os.eventfd_write(self._wakeup, 1)
+
+    def run(self) -> None:
+        """Send until stopped. An error ends the thread, and the loop sees that."""
+        try:
+            for client in self._config.clients:
+                socket = connect_push(self._context, client.output)
+                self._outboxes.append(Outbox(client.name, socket, self._config.outbox_limit))
+            self._serve()
+            self._close()
+        except Exception:
+            logger.exception("the output thread died")
+
+    def wind_down(self, flush_s: float) -> None:
+        """Send what is left in the caller's thread: this one has died and been joined."""
+        self.stop(flush_s)
+        self._serve()
+        self._close()
+
+    def _serve(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wakeup, zmq.POLLIN)
+        while not self._is_done():
+            poller.poll(None if self._stop_at_ns is None else RETRY_MS)
+            self._distribute()
+            for outbox in self._outboxes:
+                outbox.flush(self._sender)
+                _watch(poller, outbox)
+
+    def _is_done(self) -> bool:
+        if self._stop_at_ns is None:
+            return False
+        left = len(self._posted) + sum(len(outbox) for outbox in self._outboxes)
+        return not left or now_ns() >= self._stop_at_ns
+
+    def _distribute(self) -> None:
+        """Sort what was posted into the outboxes."""
+        with contextlib.suppress(BlockingIOError):  # a socket may have ended the poll
+            os.eventfd_read(self._wakeup)
+        while self._posted:
+            outgoing = self._posted.popleft()
+            if not self._outboxes[outgoing.client].push(outgoing):
+                self.clients_cut_off += 1
+                self._notify(CutOff(outgoing.client))
+
+    def _close(self) -> None:
+        for outbox in self._outboxes:
+            outbox.socket.close(0 if outbox else None)  # lingering helps no client that is stuck
+        self.finished = True
+
+
+def _watch(poller: "zmq.Poller", outbox: Outbox) -> None:
+    """Poll a socket only while something waits for it: a writable one is always ready."""
+    watched: Any = outbox.socket in poller
+    if outbox and not watched:
+        poller.register(outbox.socket, zmq.POLLOUT)
+    elif watched and not outbox:
+        poller.unregister(outbox.socket)
