@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 DEFAULT_MODEL = "smollm2"
+_DEVICE = r"^[a-z]+(:\d+)?$"
+_DTYPE = r"^(bfloat16|float16|float32)$"
 
 
 class _Strict(BaseModel):
@@ -16,8 +18,8 @@ class EngineSettings(_Strict):
     """One engine core. Fields left out take the top-level setting of the same name."""
 
     model: str | None = None
-    device: str | None = None
-    dtype: str | None = None
+    device: str | None = Field(None, pattern=_DEVICE)
+    dtype: str | None = Field(None, pattern=_DTYPE)
     max_model_len: int | None = Field(None, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     served_model_name: list[str] = Field(default_factory=list)
@@ -34,8 +36,8 @@ class Settings(_Strict):
     """`[[engines]]`; empty means `num_engines` alike."""
     num_engines: int = Field(1, ge=1, le=64)
     """`--engines N`."""
-    device: str = "cpu"
-    dtype: str | None = None
+    device: str = Field("cpu", pattern=_DEVICE)
+    dtype: str | None = Field(None, pattern=_DTYPE)
     max_model_len: int | None = Field(None, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     max_num_seqs: int = Field(64, ge=1)
@@ -86,3 +88,7 @@ class Settings(_Strict):
     """No tick of an engine's loop for this long means that it hangs."""
     start_timeout_s: float = Field(600, gt=0)
     """Longest time without progress while an engine starts."""
+
+    # appended: names under which the control plane may be addressed beyond loopback
+    allowed_host: list[str] = Field(default_factory=list)
+    """Host names (without port) that the control plane answers to; IP addresses always may."""

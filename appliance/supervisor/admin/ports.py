@@ -83,7 +83,7 @@ class TelemetryView(Protocol):
     """What the hub shows."""
 
     def requests(self, state: str | None, limit: int) -> list[RequestRow]:
-        """Live requests first, then ended ones, newest first. `state`: `live`, `ended` or a state."""
+        """Live requests first, then ended, newest first. `state`: `live`, `ended` or a state."""
         ...
 
     def request(self, request_id: str) -> RequestRow:
@@ -113,8 +113,11 @@ class TelemetryView(Protocol):
         ...
 
     def subscribe(self, after_id: int | None) -> AsyncIterator[tuple[int, str, str]]:
-        """Yield (id, event name, JSON) for ever: `snapshot` (or, after a known id, what was missed),
-        then deltas. A reader that falls behind gets `gap`, then a new `snapshot`."""
+        """Yield (id, event name, JSON) for ever.
+
+        First `snapshot` (or, after a known id, what was missed), then deltas. A reader that falls
+        behind gets `gap`, then a new `snapshot`.
+        """
         ...
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:

@@ -256,7 +256,10 @@ class JournalEvent(Schema):
 
 
 class Snapshot(Schema):
-    """First event of the stream; deltas follow: `engine`, `request`, `operation`, `stats`, `event`."""
+    """First event of the stream.
+
+    Deltas follow: `engine`, `request`, `operation`, `stats`, `event`.
+    """
 
     engines: list[EngineRow]
     gateways: list[GatewayRow]
@@ -307,3 +310,37 @@ class SystemInfo(Schema):
     data_socket: str
     admin_socket: str
     on_asleep: str
+
+
+class WhoAmI(Schema):
+    """`GET /whoami`: as whom the appliance sees the caller."""
+
+    actor: str
+    """Key id, or `local` on the unix socket."""
+    scope: Scope
+    transport: Literal["tcp", "unix"]
+    key: KeyRow | None = None
+
+
+class Index(Schema):
+    """`GET /admin/v1/`."""
+
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+class ProbeEngine(Schema):
+    """An engine in an open probe: nothing that a stranger should not read."""
+
+    id: str
+    state: EngineStateName
+    phase: str | None = None
+    progress: Progress | None = None
+
+
+class Probe(Schema):
+    """`/livez`, `/startupz`, `/readyz`, `/health`."""
+
+    status: str
+    engines: list[ProbeEngine] = Field(default_factory=list)

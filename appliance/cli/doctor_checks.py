@@ -1,0 +1,164 @@
+"""The checks of `doctor`: each looks at one thing of this machine and says what to do about it."""
+
+import os
+import platform
+import resource
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from appliance.config.paths import NotRunningError, find_instance, model_dir, state_dir
+from appliance.config.settings import DEFAULT_MODEL, Settings
+
+_OLDEST_PYTHON = (3, 11)
+_LEAST_FREE_BYTES = 2 << 30
+_LEAST_FILES = 1024
+_NVIDIA = Path("/proc/driver/nvidia/version")
+
+
+class Verdict(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found."""
+
+    check: str
+    verdict: Verdict
+    text: str
+    hint: str | None = None
+
+
+def run_checks(settings: Settings) -> list[Finding]:
+    """Run all checks, in the order in which problems would show."""
+    state, models = state_dir(settings.state_dir), model_dir(settings.model_dir)
+    checks: tuple[Callable[[], Finding], ...] = (
+        _python,
+        _system,
+        _torch,
+        lambda: _device(settings.device),
+        _files_limit,
+        lambda: _directory("state directory", state),
+        lambda: _directory("model directory", models),
+        lambda: _model(settings.model, models),
+        lambda: _instance(state),
+    )
+    findings = [check() for check in checks]
+    if findings[-1].verdict is Verdict.OK and findings[-1].text.startswith("running"):
+        return findings
+    return [
+        *findings,
+        _port(settings.host, settings.port),
+        _port(settings.admin_host, settings.admin_port),
+    ]
+
+
+def _python() -> Finding:
+    found = platform.python_version()
+    if sys.version_info[:2] < _OLDEST_PYTHON:
+        return Finding("python", Verdict.FAILED, found, "Python 3.11 or newer is needed.")
+    return Finding("python", Verdict.OK, found)
+
+
+def _system() -> Finding:
+    found = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    if platform.system() != "Linux":
+        return Finding("system", Verdict.FAILED, found, "Only Linux is supported.")
+    return Finding("system", Verdict.OK, found)
+
+
+def _torch() -> Finding:
+    try:
+        return Finding("torch", Verdict.OK, version("torch"))
+    except PackageNotFoundError:
+        return Finding("torch", Verdict.FAILED, "not installed", "make serve installs it.")
+
+
+def _device(device: str) -> Finding:
+    if not device.startswith("cuda"):
+        return Finding("device", Verdict.OK, f"{device} (the GPU path is unproven on CUDA)")
+    if not _NVIDIA.exists():
+        return Finding("device", Verdict.FAILED, f"{device}: no NVIDIA driver", "Use --device cpu.")
+    hint = "It runs on torch's own kernels; please report what you see."
+    return Finding("device", Verdict.WARNING, f"{device}: unproven on CUDA", hint)
+
+
+def _files_limit() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < _LEAST_FILES:
+        hint = f"ulimit -n {min(hard, 65536)}"
+        return Finding("open files", Verdict.WARNING, f"{soft} allowed", hint)
+    return Finding("open files", Verdict.OK, f"{soft} allowed")
+
+
+def _directory(name: str, path: Path) -> Finding:
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        hint = "Name another in the configuration."
+        return Finding(name, Verdict.FAILED, f"{path}: not writable", hint)
+    free_bytes = shutil.disk_usage(existing).free
+    told = f"{path}, {free_bytes / 1e9:.1f} GB free"
+    if free_bytes < _LEAST_FREE_BYTES:
+        return Finding(name, Verdict.WARNING, told, "Free at least 2 GB.")
+    return Finding(name, Verdict.OK, told)
+
+
+def _model(model: str, models: Path) -> Finding:
+    from appliance.model_store.packs import PACKS
+    from appliance.model_store.store import find_pulled
+
+    pack = PACKS.get(model)
+    if pack is None:
+        is_there = Path(model).expanduser().exists()
+        verdict = Verdict.OK if is_there else Verdict.FAILED
+        hint = None if is_there else f"Give a path, or a pack such as {DEFAULT_MODEL}."
+        return Finding("model", verdict, model if is_there else f"{model}: no such path", hint)
+    if find_pulled(pack, models) is None:
+        hint = f"quarterdeck models pull {model}"
+        return Finding("model", Verdict.WARNING, f"{model}: not pulled", hint)
+    return Finding("model", Verdict.OK, f"{model}: pulled")
+
+
+def _instance(state: Path) -> Finding:
+    try:
+        found = find_instance(state)
+    except NotRunningError:
+        return Finding("appliance", Verdict.OK, "not running")
+    if not _answers(found.admin_socket):
+        hint = f"Look at process {found.pid}; it may hang or be starting."
+        return Finding("appliance", Verdict.WARNING, "running, but it does not answer", hint)
+    told = f"running, process {found.pid}, port {found.port}, admin port {found.admin_port}"
+    return Finding("appliance", Verdict.OK, told)
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(1.0)
+        try:
+            client.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _port(host: str, port: int) -> Finding:
+    name = f"port {port}"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            hint = f"ss -ltnp 'sport = :{port}' says who holds it; or choose another port."
+            return Finding(name, Verdict.WARNING, f"{host}: {error.strerror}", hint)
+    return Finding(name, Verdict.OK, f"free on {host}")

