@@ -1,0 +1,221 @@
+"""POST /v1/completions: text or token ids in, their continuation out."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from appliance.gateway.generation import Delta
+from appliance.gateway.openai.checks import check_length, integer
+from appliance.gateway.openai.collected import CollectedChoice
+from appliance.gateway.openai.dialect import Answer, Encode
+from appliance.gateway.openai.errors import ApiError, missing, wrong_type
+from appliance.gateway.openai.parameters import (
+    DEFAULT_COMPLETION_TOKENS,
+    MAX_PROMPTS,
+    Parameters,
+    parse_completion_parameters,
+)
+from engine.wire.messages import TokenLogprobs
+
+if TYPE_CHECKING:
+    from appliance.gateway.model_texts import ModelText
+
+SHAPES = "a string, an array of strings, an array of token ids, or an array of such arrays"
+Prompt = str | tuple[int, ...]
+
+CONTINUATION_MASK, CONTINUATION = 0xC0, 0x80
+"""Bytes of UTF-8 that do not begin a character."""
+
+
+class CompletionDialect:
+    """The completions route; choice k of prompt p has index p * n + k."""
+
+    id_prefix = "cmpl-"
+    prompt_param = "prompt"
+
+    def parse(self, body: Mapping[str, Any], *, strict: bool) -> tuple[Parameters, Encode]:
+        """Check a completion request."""
+        parameters = parse_completion_parameters(body, strict=strict)
+        if "prompt" not in parameters.fields:
+            raise missing("prompt")
+        adds_special = parameters.flag("add_special_tokens", default=True)
+        return parameters, _encoder(parse_prompts(parameters.fields["prompt"]), adds_special)
+
+    def default_max_tokens(self, room: int) -> int:
+        """Sixteen, as ever, or what fits."""
+        return min(DEFAULT_COMPLETION_TOKENS, room)
+
+    def frames(self, answer: Answer) -> "CompletionFrames":
+        """Write a stream of completions."""
+        return CompletionFrames(answer)
+
+    def complete(self, answer: Answer, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """Write a `text_completion`."""
+        return {
+            **_envelope(answer),
+            "choices": [_complete_choice(answer, choice) for choice in choices],
+            "usage": answer.usage(),
+            "system_fingerprint": None,
+        }
+
+
+def parse_prompts(value: Any) -> list[Prompt]:
+    """Return the prompts of any of the four shapes.
+
+    Raises:
+        ApiError: another shape, an empty prompt, or too many.
+    """
+    if type(value) is str:
+        return [_text_prompt(value)]
+    if type(value) is not list:
+        raise wrong_type("prompt", SHAPES)
+    if not value:
+        raise _empty()
+    if all(type(item) is int for item in value):
+        return [_ids_prompt(value)]
+    check_length(value, "prompt", MAX_PROMPTS)
+    kinds = {type(item) for item in value}
+    if kinds == {str}:
+        return [_text_prompt(item) for item in value]
+    if kinds == {list}:
+        return [_ids_prompt(item) for item in value]
+    raise wrong_type("prompt", SHAPES)
+
+
+def _text_prompt(value: str) -> str:
+    if not value:
+        raise ApiError("empty_string", "'prompt' must not be empty.", param="prompt")
+    return value
+
+
+_TOKEN_ID = integer(0, 2**31 - 1)
+
+
+def _ids_prompt(values: list[Any]) -> tuple[int, ...]:
+    if not values:
+        raise _empty()
+    return tuple(_TOKEN_ID(value, "prompt") for value in values)
+
+
+def _empty() -> ApiError:
+    return ApiError("empty_array", "'prompt' must not be empty.", param="prompt")
+
+
+def _encoder(prompts: list[Prompt], adds_special: bool) -> Encode:
+    def encode(text: "ModelText") -> list[tuple[int, ...]]:
+        return [_encode_one(text, prompt, adds_special) for prompt in prompts]
+
+    return encode
+
+
+def _encode_one(text: "ModelText", prompt: Prompt, adds_special: bool) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        return tuple(text.tokenizer.encode(prompt, add_special_tokens=adds_special))
+    text.check_ids(prompt, "prompt")
+    return prompt
+
+
+def _envelope(answer: Answer) -> dict[str, Any]:
+    return {
+        "id": answer.id,
+        "object": "text_completion",
+        "created": answer.created,
+        "model": answer.model,
+    }
+
+
+def _echo(answer: Answer, index: int) -> str:
+    """The prompt's text in front of a choice, when asked for."""
+    if not answer.parameters.flag("echo", default=False):
+        return ""
+    prompt = answer.prompts[index // answer.parameters.n]
+    return answer.text.tokenizer.decode(prompt)
+
+
+def _complete_choice(answer: Answer, choice: CollectedChoice) -> dict[str, Any]:
+    echo = _echo(answer, choice.index)
+    body: dict[str, Any] = {
+        "index": choice.index,
+        "text": echo + choice.text,
+        "logprobs": _logprobs(answer)(choice.logprobs, len(echo)),
+        "finish_reason": choice.finish_reason,
+    }
+    if answer.parameters.flag("return_token_ids", default=False):
+        body["token_ids"] = choice.token_ids
+        body["prompt_token_ids"] = answer.prompts[choice.index // answer.parameters.n]
+    return body
+
+
+def _logprobs(
+    answer: Answer,
+) -> Callable[[Sequence[TokenLogprobs], int], dict[str, Any] | None]:
+    """Return what writes a `logprobs` object of entries that begin at a text offset."""
+    from appliance.gateway.logprobs import completion_logprobs  # noqa: PLC0415 - start-up time
+
+    def write(entries: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
+        if answer.parameters.logprobs is None:
+            return None
+        return completion_logprobs(answer.text.tokenizer, entries, text_offset=offset)
+
+    return write
+
+
+def _num_chars(answer: Answer, entries: Sequence[TokenLogprobs]) -> int:
+    """Characters that begin in these tokens; control tokens are not in the text."""
+    tokenizer = answer.text.tokenizer
+    return sum(
+        byte & CONTINUATION_MASK != CONTINUATION
+        for entry in entries
+        if entry.token_id not in tokenizer.control_token_ids
+        for byte in tokenizer.token_bytes(entry.token_id)
+    )
+
+
+class CompletionFrames:
+    """The chunks of one completions stream."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._write_logprobs = _logprobs(answer)
+        self._offsets = [len(_echo(answer, index)) for index in range(answer.num_choices)]
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        """The echo of each choice's prompt, when asked for."""
+        for index in range(self._answer.num_choices):
+            echo = _echo(self._answer, index)
+            if echo:
+                yield self._chunk(index, echo)
+
+    def delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """A chunk of text when there is any; the last one carries the finish reason."""
+        if not (delta.text or delta.logprobs or delta.finish_reason):
+            return
+        logprobs = self._write_logprobs(delta.logprobs, self._offsets[delta.index])
+        self._offsets[delta.index] += _num_chars(self._answer, delta.logprobs)
+        chunk = self._chunk(delta.index, delta.text, logprobs, delta.finish_reason)
+        if self._answer.parameters.flag("return_token_ids", default=False):
+            chunk["choices"][0]["token_ids"] = delta.token_ids
+        yield chunk
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        """The usage chunk, last of all, when asked for."""
+        if self._answer.parameters.include_usage:
+            yield {**_envelope(self._answer), "choices": [], "usage": self._answer.usage()}
+
+    def _chunk(
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> dict[str, Any]:
+        parameters = self._answer.parameters
+        choice = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        chunk = {**_envelope(self._answer), "choices": [choice]}
+        if parameters.include_usage:
+            chunk["usage"] = self._answer.usage() if parameters.continuous_usage else None
+        return chunk

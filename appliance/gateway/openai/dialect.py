@@ -1,0 +1,79 @@
+"""What differs between the generating routes: reading the prompt and writing the answer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Protocol
+
+from appliance.gateway.journey import Journey
+from appliance.gateway.openai.collected import CollectedChoice
+from appliance.gateway.openai.parameters import Parameters
+from appliance.gateway.openai.sse import Frames
+
+if TYPE_CHECKING:
+    from appliance.gateway.model_texts import ModelText
+
+Encode = Callable[["ModelText"], list[tuple[int, ...]]]
+"""Renders and tokenizes; blocking; returns one list of ids for each prompt. Raises ApiError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What every part of an answer says of itself."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    model: str
+    """As the client asked for it."""
+    parameters: Parameters
+    journey: Journey
+    text: "ModelText"
+    prompts: Sequence[tuple[int, ...]]
+
+    @property
+    def num_choices(self) -> int:
+        """Choices over all prompts."""
+        return len(self.prompts) * self.parameters.n
+
+    def usage(self) -> dict[str, Any]:
+        """The `usage` object, as far as it is known."""
+        journey = self.journey
+        return {
+            "prompt_tokens": journey.prompt_tokens,
+            "completion_tokens": journey.completion_tokens,
+            "total_tokens": journey.prompt_tokens + journey.completion_tokens,
+            "prompt_tokens_details": {
+                "cached_tokens": min(journey.cached_tokens, journey.prompt_tokens)
+            },
+            "completion_tokens_details": {"reasoning_tokens": 0},
+        }
+
+
+class Dialect(Protocol):
+    """One generating route."""
+
+    id_prefix: str
+    prompt_param: str
+    """Parameter that holds the prompt."""
+
+    def parse(self, body: Mapping[str, Any], *, strict: bool) -> tuple[Parameters, Encode]:
+        """Check a request's body. Raises ApiError."""
+        ...
+
+    def default_max_tokens(self, room: int) -> int:
+        """Tokens to generate when the client does not say."""
+        ...
+
+    def frames(self, answer: Answer) -> Frames:
+        """Write a stream."""
+        ...
+
+    def complete(self, answer: Answer, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """Write the whole answer."""
+        ...
+
+
+def unix_now() -> int:
+    """Wall-clock seconds, for `created`."""
+    return int(datetime.now(UTC).timestamp())

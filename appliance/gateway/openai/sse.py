@@ -1,0 +1,149 @@
+"""The answering side of a stream: frames, comments while nothing comes, and a stall deadline.
+
+Only `data:` frames and `:` comments are ever sent: SDKs choke on `id:`, `retry:` and named events.
+A stream that fails ends with an error frame and without `[DONE]`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+import msgspec
+from starlette.types import Send
+
+from appliance.gateway.data_plane import Timing
+from appliance.gateway.generation import Delta
+from appliance.gateway.journey import Journey
+from appliance.gateway.openai.errors import ApiError, Headers
+from appliance.gateway.request_context import ClientGoneError
+from engine.clock import now_ns
+
+DONE = b"data: [DONE]\n\n"
+COMMENT = b": waiting for the first token\n\n"
+COMMENT_HELD = b": waiting for an engine\n\n"
+HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Frames(Protocol):
+    """The payloads of one stream, in the dialect of its route."""
+
+    def opening(self) -> Iterable[object]:
+        """What comes before the first delta, when the first token is here."""
+        ...
+
+    def delta(self, delta: Delta) -> Iterable[object]:
+        """What a delta becomes; may be nothing."""
+        ...
+
+    def closing(self) -> Iterable[object]:
+        """What comes after the last delta, before `[DONE]`."""
+        ...
+
+
+def frame(payload: object) -> bytes:
+    """Return one data frame."""
+    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
+
+
+class SseStream:
+    """A `Sink` that writes to a client as fast as it reads.
+
+    Args:
+        send: The ASGI send.
+        cut: Drops the connection at once.
+        frames: The dialect.
+        journey: Gets the times and the number of frames.
+        timing: Deadlines.
+    """
+
+    def __init__(
+        self,
+        send: Send,
+        cut: Callable[[], None],
+        frames: Frames,
+        journey: Journey,
+        timing: Timing,
+    ) -> None:
+        self._send = send
+        self._cut = cut
+        self._frames = frames
+        self._journey = journey
+        self._timing = timing
+        self._lock = asyncio.Lock()
+        self._last_write_ns = now_ns()
+        self._is_started = False
+        self._is_opened = False
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the HTTP status is out."""
+        return self._is_started
+
+    @property
+    def has_delivered(self) -> bool:
+        """Whether a frame is out; comments do not count."""
+        return self._is_opened
+
+    async def emit(self, delta: Delta) -> None:
+        """Write a delta; waits while the client does not read."""
+        async with self._lock:
+            payloads = [] if self._is_opened else list(self._frames.opening())
+            self._is_opened = True
+            await self._write_frames([*payloads, *self._frames.delta(delta)])
+
+    def restart(self, index: int) -> None:
+        """Nothing was delivered, so there is nothing to forget."""
+
+    async def close(self) -> None:
+        """Write the end of a complete stream."""
+        async with self._lock:
+            await self._write_frames(list(self._frames.closing()), last=DONE)
+            await self._bounded(self._send_body(b"", more=False))
+
+    async def fail(self, error: ApiError) -> None:
+        """Write the error frame and end the body, without `[DONE]`."""
+        async with self._lock:
+            await self._write(b"data: " + error.body() + b"\n\n")
+            await self._bounded(self._send_body(b"", more=False))
+
+    async def keep_alive(self) -> None:
+        """Begin the stream when the first token is late, and comment while nothing comes."""
+        await asyncio.sleep(self._timing.hold_status_s)
+        while True:
+            async with self._lock:
+                silent_s = (now_ns() - self._last_write_ns) / 1e9
+                if silent_s >= self._timing.comment_s or not self._is_started:
+                    await self._write(COMMENT_HELD if self._journey.is_held else COMMENT)
+                    silent_s = 0.0
+            await asyncio.sleep(self._timing.comment_s - silent_s)
+
+    async def _write_frames(self, payloads: list[object], last: bytes = b"") -> None:
+        if not payloads and not last:
+            return
+        await self._write(b"".join(map(frame, payloads)) + last)
+        self._journey.frames += len(payloads) + bool(last)
+        self._journey.first_frame_ns = self._journey.first_frame_ns or now_ns()
+
+    async def _write(self, chunk: bytes) -> None:
+        if not self._is_started:
+            self._is_started = True
+            start = {"type": "http.response.start", "status": 200, "headers": HEADERS}
+            await self._bounded(self._send(start))
+        await self._bounded(self._send_body(chunk, more=True))
+        self._last_write_ns = now_ns()
+
+    async def _send_body(self, chunk: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": chunk, "more_body": more})
+
+    async def _bounded(self, sending: Awaitable[None]) -> None:
+        """Wait for the socket, but not for ever: a reader that stalls is cut off."""
+        try:
+            async with asyncio.timeout(self._timing.stall_s):
+                await sending
+        except TimeoutError:
+            self._cut()
+            raise ClientGoneError from None

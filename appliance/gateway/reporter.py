@@ -1,0 +1,71 @@
+"""Sends records and accounts to the supervisor every 100 ms, when something changed."""
+
+import asyncio
+from typing import Final
+
+from appliance.control_link.gateway_end import GatewayLink
+from appliance.control_link.messages import GatewayAccounts, GatewayStopped
+from appliance.gateway.data_plane import DataPlane
+from appliance.telemetry.accounts import Accounts
+from appliance.telemetry.records import LiveTokens
+
+INTERVAL_S: Final = 0.1
+MAX_SILENCE_S: Final = 1.0
+"""Accounts go out at least this often, so that a lost snapshot is made up for."""
+
+
+class Reporter:
+    """The upward half of the control link."""
+
+    def __init__(self, plane: DataPlane, link: GatewayLink, accounts: Accounts, name: str) -> None:
+        self._plane = plane
+        self._link = link
+        self._accounts = accounts
+        self._name = name
+        self._last: tuple[int, tuple[LiveTokens, ...]] | None = None
+        self._silent_s = 0.0
+
+    async def run(self) -> None:
+        """Report until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            self.report()
+
+    def report(self, *, is_final: bool = False) -> None:
+        """Send what there is; `is_final` sends all of it."""
+        sent = self._send_records()
+        while is_final and sent:
+            sent = self._send_records()
+        live = self._live()
+        state = (self._plane.ledger.version, live)
+        self._silent_s += INTERVAL_S
+        if is_final or state != self._last or self._silent_s >= MAX_SILENCE_S:
+            self._send_accounts(live)
+            self._last, self._silent_s = state, 0.0
+
+    def stop(self) -> None:
+        """Send the last words."""
+        self.report(is_final=True)
+        self._link.send(GatewayStopped(name=self._name))
+
+    def _send_records(self) -> bool:
+        batch = self._plane.records.take()
+        if batch is None:
+            return False
+        if not self._link.send(batch):
+            self._plane.records.lost(batch)
+        return True
+
+    def _live(self) -> tuple[LiveTokens, ...]:
+        return tuple(
+            live.journey.live
+            for live in self._plane.live.values()
+            if live.journey.context.was_accepted
+        )
+
+    def _send_accounts(self, live: tuple[LiveTokens, ...]) -> None:
+        plane = self._plane
+        plane.ledger.messages(
+            plane.client.counts, self._link.counts, records_dropped=plane.records.dropped
+        )
+        self._link.send(GatewayAccounts(snapshot=self._accounts.snapshot(), live=live))
