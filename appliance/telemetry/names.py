@@ -38,7 +38,8 @@ class Metric:
     buckets: tuple[float, ...] = ()
 
 
-# accounts of a gateway: received = rejected + accepted; accepted = finished + aborted + failed + running
+# Accounts of a gateway. What was received was rejected or accepted; what was accepted is running,
+# finished, aborted or failed.
 REQUESTS_RECEIVED = Metric(
     "quarterdeck_requests_received_total",
     "counter",
@@ -217,3 +218,42 @@ SPANS_EXPORTED = Metric(
 SPANS_FAILED = Metric(
     "quarterdeck_spans_export_failed_total", "counter", "Spans that it did not take."
 )
+
+METRICS: Final = {
+    metric.name: metric for metric in tuple(globals().values()) if isinstance(metric, Metric)
+}
+"""Every metric by name; stands below them all, so that a new one cannot be forgotten."""
+
+# --------------------------------------------------------------------- spans
+
+SERVICE_NAME: Final = "quarterdeck"
+MESSAGING_SYSTEM: Final = "zeromq"
+PROVIDER: Final = "quarterdeck"
+"""`gen_ai.provider.name`."""
+
+PHASES: Final = (
+    "auth",
+    "admission",
+    "tokenize",
+    "dispatch",
+    "queue",
+    "prefill",
+    "decode",
+    "stream",
+)
+"""Span names of a request's phases in time order; each carries `PHASE` with its name."""
+
+PROCESS: Final = "quarterdeck.process"
+PHASE: Final = "quarterdeck.phase"
+REQUEST_ID: Final = "quarterdeck.request.id"
+ENGINE_REQUEST_ID: Final = "quarterdeck.engine_request.id"
+ENGINE_ID: Final = "quarterdeck.engine.id"
+ENGINE_EPOCH: Final = "quarterdeck.engine.epoch"
+STEP: Final = "quarterdeck.step"
+OUTCOME: Final = "quarterdeck.outcome"
+HOP_TRANSIT: Final = "quarterdeck.hop.transit_ns"
+"""From the sender's stamp to the receiver's."""
+HOP_QUEUED: Final = "quarterdeck.hop.queued_ns"
+"""From the receiver's stamp to its logic taking the message."""
+HOP_OUTCOME: Final = "quarterdeck.hop.outcome"
+ERROR_TYPE: Final = "error.type"

@@ -119,6 +119,8 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     frames: int
     requeues: int
     choices: tuple[ChoiceRecord, ...]
+    client_request_id: str | None = None
+    """The caller's own `x-request-id`, when it is a sane one: a label, never our id."""
 
 
 class CounterSample(msgspec.Struct, frozen=True, array_like=True):

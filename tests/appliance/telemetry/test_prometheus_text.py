@@ -1,0 +1,158 @@
+"""The exposition is what a Prometheus reads: both formats, the names, the sums, the exemplars."""
+
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client.openmetrics.parser import (
+    text_string_to_metric_families as parse_openmetrics,
+)
+from prometheus_client.parser import text_string_to_metric_families as parse_plain
+
+from appliance.supervisor.admin.schemas import EngineRow, GatewayRow
+from appliance.telemetry import names
+from appliance.telemetry.accounts import Accounts
+from appliance.telemetry.hub import Hub
+from appliance.telemetry.names import METRICS
+from engine.clock import now_ns
+from engine.wire.messages import Heartbeat
+from tests.appliance.telemetry.workload import (
+    Wire,
+    engine_stats,
+    gateway_accounts,
+    gateway_records,
+    play_request,
+    record,
+)
+
+pytestmark = pytest.mark.anyio
+
+OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+PLAIN = "text/plain;version=0.0.4"
+ROUTE = "/v1/chat/completions"
+
+
+def fill(hub: Hub) -> None:
+    row = EngineRow(
+        id="e0",
+        state="ready",
+        epoch=1,
+        model="tiny",
+        device="cpu",
+        restarts=2,
+        since=hub.parts.clock.at(0),
+    )
+    gateway = GatewayRow(name="gateway-0", epoch=1, pid=1, state="ready", restarts=1)
+    hub.set_fleet(lambda: [row], lambda: [gateway], list)
+    beat = Heartbeat(step=1, phase="idle", running=0, waiting=0, last_token_ns=None)
+    hub.engine_message("e0", 1, beat)
+    hub.engine_message("e0", 1, engine_stats())
+    request = record(now_ns())
+    play_request(hub, Wire(), request)
+    accounts = Accounts("gateway-0", 1)
+    accounts.inc(names.REQUESTS_RECEIVED, (ROUTE,))
+    accounts.inc(names.REQUESTS_ACCEPTED, (ROUTE,))
+    accounts.inc(names.REQUESTS_ENDED, (ROUTE, "finished"))
+    accounts.set(names.REQUESTS_RUNNING, (ROUTE,), 0)
+    accounts.observe(names.TTFT, 0.010, ("tiny",))
+    hub.gateway_accounts(gateway_accounts(accounts.snapshot()))
+    hub.count_supervisor({"UtilityCall": 3}, {"Heartbeat": 9}, fenced=1)
+
+
+def samples(text: bytes) -> dict[tuple[str, frozenset], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in parse_plain(text.decode())
+        for sample in family.samples
+    }
+
+
+async def test_the_plain_format_holds_every_family_and_the_counts(hub: Hub):
+    fill(hub)
+
+    content, content_type = await hub.metrics(PLAIN)
+
+    assert content_type.startswith("text/plain; version=0.0.4")
+    found = samples(content)
+
+    def value(name: str, **labels: str) -> float:
+        return found[name, frozenset(labels.items())]
+
+    assert value("quarterdeck_requests_received_total", route=ROUTE) == 1
+    assert value("quarterdeck_requests_ended_total", route=ROUTE, outcome="finished") == 1
+    assert value("quarterdeck_engine_state", engine="e0", state="ready") == 1
+    assert value("quarterdeck_engine_state", engine="e0", state="asleep") == 0
+    assert value("quarterdeck_engine_restarts_total", engine="e0") == 2
+    assert value("quarterdeck_gateway_restarts_total", gateway="gateway-0") == 1
+    assert value("quarterdeck_kv_cache_used_ratio", engine="e0") == 0.25
+    assert value("quarterdeck_engine_heartbeat_age_seconds", engine="e0") < 60
+    sent = "quarterdeck_messages_sent_total"
+    assert value(sent, process="e0", message="EngineOutputs") == 4
+    assert value(sent, process="supervisor", message="UtilityCall") == 3
+    assert value("quarterdeck_messages_fenced_total", process="supervisor") == 1
+    assert value("quarterdeck_spans_exported_total") == 0
+    assert value("quarterdeck_hop_seconds_count", message="AddRequest") == 1
+    bucket = "quarterdeck_time_to_first_token_seconds_bucket"
+    assert value(bucket, model="tiny", le="0.005") == 0
+    assert value(bucket, model="tiny", le="0.01") == 1
+    assert value(bucket, model="tiny", le="+Inf") == 1
+    families = {family.name for family in parse_plain(content.decode())}
+    assert families == {name.removesuffix("_total") for name in METRICS}
+
+
+async def test_openmetrics_is_negotiated_and_carries_the_trace_of_a_bucket(hub: Hub):
+    fill(hub)
+
+    content, content_type = await hub.metrics(OPENMETRICS)
+
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    families = {family.name: family for family in parse_openmetrics(content.decode())}
+    assert set(families) == {name.removesuffix("_total") for name in METRICS}
+    ttft = families["quarterdeck_time_to_first_token_seconds"]
+    exemplars = [sample.exemplar for sample in ttft.samples if sample.exemplar is not None]
+    (row,) = hub.requests("ended", 1)
+    assert [exemplar.labels for exemplar in exemplars] == [{"trace_id": row.trace_id}]
+    assert b":" not in b"".join(line.split(b"{")[0].split(b" ")[0] for line in content.split(b"\n"))
+
+
+async def test_counts_of_a_dead_engine_stay_in_the_sum(hub: Hub):
+    fill(hub)
+    hub.engine_died("e0", 1, "killed")
+    hub.engine_message("e0", 2, engine_stats(generation_tokens=7))
+
+    content, _ = await hub.metrics(PLAIN)
+
+    found = samples(content)
+    tokens = "quarterdeck_engine_generation_tokens_total"
+    assert found[tokens, frozenset({("engine", "e0")})] == 57
+
+
+async def test_the_identity_holds_after_a_gateways_death(hub: Hub):
+    fill(hub)
+    accounts = Accounts("gateway-1", 1)
+    accounts.inc(names.REQUESTS_RECEIVED, (ROUTE,), 4)
+    accounts.inc(names.REQUESTS_ACCEPTED, (ROUTE,), 4)
+    accounts.set(names.REQUESTS_RUNNING, (ROUTE,), 4)
+    hub.gateway_accounts(gateway_accounts(accounts.snapshot()))
+    running = record(now_ns(), gateway="gateway-1")
+    hub.gateway_records(gateway_records(finished=(running,)))
+    hub.gateway_died("gateway-1", 1)
+
+    stats = hub.stats()
+
+    assert stats.received == 5
+    assert (stats.rejected, stats.finished, stats.aborted, stats.failed) == (0, 1, 0, 4)
+
+
+async def test_promtool_has_no_complaint(hub: Hub):
+    promtool = shutil.which("promtool")
+    fill(hub)
+    content, _ = await hub.metrics(PLAIN)
+    if promtool is None:
+        return  # the parser above has read it; promtool adds its lint where it is installed
+
+    checked = subprocess.run(  # noqa: ASYNC221
+        [promtool, "check", "metrics"], input=content, capture_output=True, check=False, timeout=30
+    )
+
+    assert (checked.returncode, checked.stderr) == (0, b"")
