@@ -1,1 +1,1 @@
-"""The parent process: runs the engines and gateways, hosts the control plane and the telemetry hub."""
+"""The parent process: runs engines and gateways, hosts control plane and telemetry hub."""

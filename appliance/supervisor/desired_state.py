@@ -1,0 +1,120 @@
+"""What must survive a restart of the appliance: keys, epochs and desired sleep levels, in SQLite.
+
+The file is versioned by `PRAGMA user_version`. A migration is a list of SQL statements that brings
+one version to the next; it runs in one transaction with the new version number.
+"""
+
+import sqlite3
+from pathlib import Path
+
+_KEYS = """
+CREATE TABLE keys (
+    id TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    sha256 TEXT NOT NULL UNIQUE,
+    scope TEXT NOT NULL,
+    created_at REAL NOT NULL,
+    expires_at REAL,
+    revoked_at REAL
+)
+"""
+_EPOCHS = "CREATE TABLE epochs (name TEXT PRIMARY KEY, epoch INTEGER NOT NULL)"
+_ENGINES = """
+CREATE TABLE engines (
+    id TEXT PRIMARY KEY,
+    desired_sleep_level INTEGER NOT NULL DEFAULT 0 CHECK (desired_sleep_level IN (0, 1, 2))
+)
+"""
+
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (_KEYS,),
+    (_EPOCHS, _ENGINES),
+)
+"""Index i brings version i to version i + 1."""
+
+VERSION = len(MIGRATIONS)
+
+
+class NewerStateError(Exception):
+    """The state was written by a newer Quarterdeck; this one would not understand all of it."""
+
+
+class StateDatabase:
+    """The open state file. Use it from the thread that opened it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+
+    def next_epoch(self, name: str) -> int:
+        """Issue the next epoch of an engine or gateway; it is in the file before it is returned."""
+        with self.connection:
+            row = self.connection.execute(
+                "INSERT INTO epochs (name, epoch) VALUES (?, 1)"
+                " ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
+                (name,),
+            ).fetchone()
+        return int(row[0])
+
+    def desired_sleep_level(self, engine_id: str) -> int:
+        """Return how deep this engine should sleep; 0 is awake, also for an unknown engine."""
+        row = self.connection.execute(
+            "SELECT desired_sleep_level FROM engines WHERE id = ?", (engine_id,)
+        ).fetchone()
+        return int(row[0]) if row else 0
+
+    def set_desired_sleep_level(self, engine_id: str, level: int) -> None:
+        """Remember how deep this engine should sleep, over restarts of engine and appliance."""
+        with self.connection:
+            self.connection.execute(
+                "INSERT INTO engines (id, desired_sleep_level) VALUES (?, ?)"
+                " ON CONFLICT (id) DO UPDATE SET desired_sleep_level = excluded"
+                ".desired_sleep_level",
+                (engine_id, level),
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self.connection.close()
+
+
+def open_state(path: Path) -> StateDatabase:
+    """Open or create the state file, mode 0600, and migrate it to this version.
+
+    Raises:
+        NewerStateError: the file is of a version that this program does not know.
+    """
+    path.touch(mode=0o600)
+    connection = sqlite3.connect(path, timeout=5.0)
+    try:
+        _refuse_newer(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA foreign_keys = ON")
+        migrate(connection, VERSION)
+    except BaseException:
+        connection.close()
+        raise
+    return StateDatabase(connection)
+
+
+def migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring the database to `version`, one transaction per step."""
+    for step in range(_version(connection), version):
+        connection.execute("BEGIN IMMEDIATE")
+        with connection:
+            for statement in MIGRATIONS[step]:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {step + 1}")
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _refuse_newer(connection: sqlite3.Connection, path: Path) -> None:
+    version = _version(connection)
+    if version > VERSION:
+        raise NewerStateError(
+            f"{path} was written by a newer Quarterdeck (state version {version}; this one reads up"
+            f" to {VERSION}). Upgrade, or use another --state-dir."
+        )

@@ -1,0 +1,125 @@
+"""What the admin API shows of engines and gateways, and what gateways are told of engines."""
+
+from datetime import UTC, datetime, timedelta
+
+from appliance.control_link.messages import EngineRoute
+from appliance.supervisor.admin.schemas import EngineRow, GatewayRow
+from appliance.supervisor.engine_verbs import progress_of
+from appliance.supervisor.lifecycle import EngineState
+from appliance.supervisor.managed_engine import EngineFacts, ManagedEngine
+from appliance.supervisor.managed_gateway import ManagedGateway
+from engine.clock import now_ns
+
+FIRST_GUESS_S = 10.0
+"""How long a start takes, before one was seen."""
+GIVEN_UP_RETRY_S = 60.0
+
+
+def wall_time(at_ns: int) -> datetime:
+    """Return a clock reading as wall-clock time."""
+    return datetime.now(UTC) + timedelta(microseconds=(at_ns - now_ns()) / 1000)
+
+
+def engine_row(engine: ManagedEngine) -> EngineRow:
+    """Return one engine as the admin API shows it."""
+    life, config = engine.life, engine.plan.config
+    row = EngineRow(
+        id=engine.engine_id,
+        state=life.state.value,
+        reason=life.reason,
+        phase=life.phase,
+        progress=progress_of(life),
+        epoch=life.epoch,
+        pid=engine.child.pid if engine.child else None,
+        model=config.model_name,
+        served_names=list(engine.plan.served_names),
+        device=config.device,
+        dtype=config.dtype,
+        max_model_len=config.max_model_len,
+        sleep_level=life.sleep_level,
+        desired_sleep_level=engine.desired_sleep_level,
+        restarts=life.restarts,
+        heartbeat_age_s=engine.heartbeat_age_s,
+        since=wall_time(engine.since_ns),
+        next_restart_at=wall_time(engine.next_start_ns) if engine.next_start_ns else None,
+        last_exit=life.last_exit,
+        allowed_actions=life.allowed_actions,
+    )
+    return row.model_copy(update=_measured(engine.facts)) if life.is_alive else row
+
+
+def _measured(facts: EngineFacts) -> dict[str, object]:
+    """What the running epoch has said about itself."""
+    values: dict[str, object] = {}
+    if facts.ready is not None:
+        ready = facts.ready
+        values |= {
+            "device": ready.device,
+            "dtype": ready.dtype,
+            "kernel_backend": ready.kernel_backend,
+            "max_model_len": ready.max_model_len,
+            "weights_bytes": ready.weights_bytes,
+            "kv_cache_bytes": ready.kv_cache_bytes,
+            "resident_bytes": ready.resident_bytes,
+        }
+    if facts.stats is not None:
+        stats = facts.stats
+        values |= {
+            "resident_bytes": stats.resident_bytes,
+            "running": stats.running,
+            "waiting": stats.waiting,
+            "kv_used_ratio": stats.used_blocks / stats.num_blocks if stats.num_blocks else 0.0,
+            "tokens_per_s": round(facts.throughput.per_second(now_ns() / 1e9), 1),
+            "steps": stats.step,
+        }
+    return values
+
+
+def gateway_row(gateway: ManagedGateway) -> GatewayRow:
+    """Return one gateway as the admin API shows it."""
+    return GatewayRow(
+        name=gateway.name,
+        epoch=gateway.epoch,
+        pid=gateway.child.pid if gateway.child else None,
+        state=gateway.state,
+        restarts=gateway.restarts,
+        live_requests=gateway.live_requests,
+    )
+
+
+def engine_route(engine: ManagedEngine) -> EngineRoute:
+    """Return one engine as gateways need to know it."""
+    life, config = engine.life, engine.plan.config
+    return EngineRoute(
+        engine_id=engine.engine_id,
+        epoch=life.epoch,
+        state=life.state.value,
+        phase=life.phase or "",
+        done=life.done,
+        total=life.total,
+        reason=life.reason,
+        model=engine.plan.served_names[0],
+        served_names=engine.plan.served_names,
+        model_path=config.model,
+        ready=engine.facts.ready if life.is_alive else None,
+        sleep_level=life.sleep_level,
+        retry_after_s=retry_after_s(engine),
+    )
+
+
+def retry_after_s(engine: ManagedEngine) -> float:
+    """Guess when it may be worth asking this engine again."""
+    start_s = engine.last_start_s or FIRST_GUESS_S
+    in_state_s = (now_ns() - engine.since_ns) / 1e9
+    match engine.life.state:
+        case EngineState.READY:
+            return 1.0
+        case EngineState.STARTING | EngineState.WAKING:
+            return max(1.0, start_s - in_state_s)
+        case EngineState.BACKOFF:
+            wait_s = (engine.next_start_ns or now_ns()) - now_ns()
+            return max(0.0, wait_s / 1e9) + start_s
+        case EngineState.CRASH_LOOP | EngineState.FAILED | EngineState.STOPPED:
+            return GIVEN_UP_RETRY_S
+        case EngineState.ASLEEP | EngineState.DRAINING:
+            return start_s

@@ -1,0 +1,90 @@
+"""The card that the terminal shows at the start: keys, addresses, lines to paste."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from appliance.supervisor.admin.schemas import CreatedKey
+
+QUESTION = "What is the capital of France?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartFacts:
+    """What the card tells."""
+
+    model: str
+    data_url: str
+    admin_url: str
+    state_dir: Path
+    minted: Sequence[CreatedKey]
+    has_auth: bool
+    tls_cert: Path | None = None
+    executable: Path | None = None
+    """The `quarterdeck` program; None: the one that runs."""
+
+
+def start_card(facts: StartFacts) -> str:
+    """Return the card: plain text whose command lines can be pasted as they stand."""
+    return "\n".join((*_keys(facts), *_lines_to_paste(facts), "", ""))
+
+
+def _keys(facts: StartFacts) -> list[str]:
+    head = f"Quarterdeck serves {facts.model}"
+    lines = ["", head, "=" * len(head), ""]
+    lines += [f"  {key.scope} key, shown once:  {key.secret}" for key in facts.minted]
+    if facts.minted:
+        lines.append("")
+    if not facts.has_auth:
+        lines += ["  !! --no-auth: everybody on this machine may use the data plane !!", ""]
+    elif not facts.minted:
+        command = quarterdeck(facts, "keys create --scope inference")
+        lines += ["  Keys exist already. To make another:", f"    {command}", ""]
+    return lines
+
+
+def _lines_to_paste(facts: StartFacts) -> list[str]:
+    scrape = facts.state_dir / "prometheus.key"
+    tools = {
+        "Watch it": "top",
+        "List engines": "ps",
+        "Trace a request (its id is in the answer's x-request-id)": "trace REQUEST_ID",
+        "Let Prometheus scrape "
+        f"{facts.admin_url}/metrics (credentials_file)": "keys create --scope viewer --out "
+        + shlex.quote(str(scrape)),
+    }
+    lines = [f"  data plane     {facts.data_url}/v1", f"  control plane  {facts.admin_url}", ""]
+    lines += ["  Ask it something:", f"    {_curl(facts)}"]
+    for what, command in tools.items():
+        lines += [f"  {what}:", f"    {quarterdeck(facts, command)}"]
+    return lines
+
+
+def _curl(facts: StartFacts) -> str:
+    secret = next((key.secret for key in facts.minted if key.scope == "inference"), None)
+    words = ["curl", "-s", f"{facts.data_url}/v1/chat/completions"]
+    if facts.tls_cert is not None:
+        words += ["--cacert", str(facts.tls_cert)]
+    words += ["-H", "Content-Type: application/json"]
+    if facts.has_auth:
+        words += ["-H", f"Authorization: Bearer {secret or 'YOUR_KEY'}"]
+    body = (
+        f'{{"model": "{facts.model}", "max_tokens": 32, "temperature": 0,'
+        f' "messages": [{{"role": "user", "content": "{QUESTION}"}}]}}'
+    )
+    return shlex.join([*words, "-d", body])
+
+
+def quarterdeck(facts: StartFacts, command: str) -> str:
+    """Return a shell line that runs a client command against this instance."""
+    executable = shlex.quote(str(facts.executable or running_executable()))
+    state_dir = shlex.quote(str(facts.state_dir))
+    return f"QUARTERDECK_STATE_DIR={state_dir} {executable} {command}"
+
+
+def running_executable() -> Path:
+    """Return the absolute path of the command that was installed with this interpreter."""
+    beside = Path(sys.executable).with_name("quarterdeck")
+    return beside if beside.is_file() else Path(sys.argv[0]).absolute()
