@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import psutil
 
-QUARTERDECK = [sys.executable, "-m", "appliance.cli.main"]
+QUARTERDECK = [str(Path(sys.executable).parent / "quarterdeck")]
 
 
 def wait_until(claim: Callable[[], Any], timeout_s: float = 30.0, what: str = "") -> Any:
@@ -68,7 +68,8 @@ class ApplianceProcess:
             text=True,
             start_new_session=True,
         )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self._reader.start()
         self.instance = wait_until(self._read_instance, 20, "instance.json")
         if ready:
             self.wait_ready(timeout_s)
@@ -76,8 +77,9 @@ class ApplianceProcess:
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
-        for line in process.stdout:
-            self.output.append(line.rstrip("\n"))
+        with process.stdout:
+            for line in process.stdout:
+                self.output.append(line.rstrip("\n"))
 
     def _read_instance(self) -> dict[str, Any] | None:
         assert self.process is not None
@@ -182,7 +184,9 @@ class ApplianceProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout_s)
+            code = self.process.wait(timeout_s)
+            self._reader.join(5)
+            return code
         except subprocess.TimeoutExpired:
             for child in self.children():
                 child.kill()
