@@ -188,7 +188,7 @@ def _fall(now: Lifecycle, event: Died | HeartbeatMissed) -> Outcome:
 
 def _die(now: Lifecycle, event: Died) -> Outcome:
     reason = _reason_of_death(now, event)
-    dead = replace(_calm(now), last_exit=event.exit, reason=reason, sleep_level=0)
+    dead = replace(_calm(now), last_exit=reason, reason=reason, sleep_level=0)
     if now.intent is Intent.RESTART:
         return _spawn(dead)
     if now.intent is Intent.STOP:

@@ -185,11 +185,11 @@ class ApplianceProcess:
             self.process.send_signal(signal.SIGTERM)
         try:
             code = self.process.wait(timeout_s)
-            self._reader.join(5)
-            return code
         except subprocess.TimeoutExpired:
             for child in self.children():
                 child.kill()
             self.process.kill()
             self.process.wait()
             raise
+        self._reader.join(5)
+        return code

@@ -27,6 +27,8 @@ class Stream(threading.Thread):
         self.frames: list[dict[str, Any]] = []
         self.comments = 0
         self.done = False
+        self.is_broken = False
+        """The connection ended in the middle of the body."""
         self.status: int | None = None
         self.request_id: str | None = None
         self.body = ""
@@ -45,8 +47,11 @@ class Stream(threading.Thread):
             if self.status != 200:
                 self.body = response.read().decode()
                 return
-            for line in response.iter_lines():
-                self._line(line)
+            try:
+                for line in response.iter_lines():
+                    self._line(line)
+            except httpx.RemoteProtocolError:
+                self.is_broken = True
 
     def _line(self, line: str) -> None:
         if line.startswith(":"):

@@ -38,7 +38,9 @@ def prometheus(
     shipped = config.read_text()
     assert "127.0.0.1:8001" in shipped
     target = f"127.0.0.1:{tiny_appliance.instance['admin_port']}"
-    config.write_text(shipped.replace("127.0.0.1:8001", target).replace("5s", "1s"))
+    config.write_text(
+        shipped.replace("127.0.0.1:8001", target).replace("5s", "1s").replace("4s", "1s")
+    )
     made = tiny_appliance.cli(
         "keys", "create", "--scope", "viewer", "--out", str(directory / "quarterdeck.token")
     )
@@ -146,7 +148,7 @@ def test_every_panel_of_the_dashboard_has_data(tiny_appliance: ApplianceProcess,
         assert panel["description"]
         for target in panel["targets"]:
             expression = target["expr"].replace("$__rate_interval", "30s")
-            expression = expression.replace("$__range", "1m").replace("$engine", ".*")
+            expression = expression.replace("$__range", "1m").replace("$job", "quarterdeck")
             rows = query(prometheus, expression)
             finite = [row for row in rows if row["value"][1] not in {"NaN", "+Inf", "-Inf"}]
             if not finite:

@@ -17,6 +17,7 @@ from engine.wire.header import Header
 from engine.wire.messages import EngineReady
 from tests.integration.appliance_process import ApplianceProcess, wait_until
 from tests.integration.streams import Stream, run_all
+from tests.tiny_model import make_tiny_model
 
 pytestmark = pytest.mark.process
 
@@ -138,7 +139,7 @@ BAD: list[dict[str, Any]] = [
     {"response_format": {"type": "json_object"}},
     {"chat_template": "{{ 1 }}"},
     {"chat_template_kwargs": {"tokenize": True}},
-    {"functions": []},
+    {"functions": [{"name": "f"}]},
     {"prompt_embeds": "AAAA"},
 ]  # fmt: skip
 
@@ -357,15 +358,16 @@ def test_a_revoked_key_is_useless_at_once(tiny_appliance: ApplianceProcess):
     )
 
 
-def test_limits_answer_at_once_with_an_honest_retry_after(root: Path, tiny_model_path: Path):
+def test_limits_answer_at_once_with_an_honest_retry_after(root: Path):
     config = root / "q.toml"
     config.write_text("max_queued = 2\nmax_num_seqs = 1\nrequests_per_minute = 12.0\n")
-    appliance = ApplianceProcess(root, str(tiny_model_path), "--config", str(config))
+    tiny = make_tiny_model(root / "tiny", max_len=8192)
+    appliance = ApplianceProcess(root, str(tiny), "--config", str(config), "--drain-s", "1")
     appliance.start()
     try:
         model = appliance.model
         streams = [
-            Stream(appliance, model, f"l{k}", max_tokens=400, ignore_eos=True) for k in range(3)
+            Stream(appliance, model, f"l{k}", max_tokens=4000, ignore_eos=True) for k in range(3)
         ]
         for stream in streams:
             stream.start()
@@ -376,8 +378,8 @@ def test_limits_answer_at_once_with_an_honest_retry_after(root: Path, tiny_model
         assert full.status_code == 503
         assert full.json()["error"]["code"] == "server_overloaded"
         assert 0 < float(full.headers["retry-after"]) <= 120
-        for stream in streams:
-            stream.join(60)
+        for row in appliance.admin("/admin/v1/requests", params={"state": "live"}).json()["items"]:
+            assert appliance.cli("abort", row["id"]).returncode == 0
         answers = [appliance.chat("x", max_tokens=1) for _ in range(14)]
         limited = [answer for answer in answers if answer.status_code == 429]
         assert limited

@@ -132,7 +132,9 @@ def test_what_can_never_work_is_a_configuration_error(tiny_model_path, fields, r
 def test_weights_that_contradict_the_configuration_are_a_configuration_error(tmp_path):
     path = make_tiny_model(tmp_path / "m")
     config = path / "config.json"
-    config.write_text(config.read_text().replace('"intermediate_size": 128', '"intermediate_size": 96'))
+    config.write_text(
+        config.read_text().replace('"intermediate_size": 128', '"intermediate_size": 96')
+    )
 
     with pytest.raises(ConfigError, match="rows"):
         TorchRunner(engine_config(path)).load(lambda *_: None)
@@ -141,7 +143,9 @@ def test_weights_that_contradict_the_configuration_are_a_configuration_error(tmp
 def test_a_missing_tensor_is_a_configuration_error(tmp_path):
     path = make_tiny_model(tmp_path / "m", layers=1)
     config = path / "config.json"
-    config.write_text(config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2'))
+    config.write_text(
+        config.read_text().replace('"num_hidden_layers": 1', '"num_hidden_layers": 2')
+    )
 
     with pytest.raises(ConfigError, match=r"layers\.1\."):
         TorchRunner(engine_config(path)).load(lambda *_: None)

@@ -27,9 +27,7 @@ def changed(sampling: SamplingParams, **fields: object) -> SamplingParams:
 
 def draw(logits: list[float], sampling: SamplingParams, times: int = 2000) -> Counter[int]:
     """Sample one position of many requests that differ in their seed."""
-    requests = [
-        asked(changed(sampling, seed=seed), name=str(seed)) for seed in range(times)
-    ]
+    requests = [asked(changed(sampling, seed=seed), name=str(seed)) for seed in range(times)]
     result = Sampler().sample(torch.tensor([logits] * times), requests)
     return Counter(result.token_ids.values())
 
@@ -93,11 +91,10 @@ def test_min_p_drops_what_is_unlikely_next_to_the_best():
 
 
 def test_a_flat_distribution_over_a_large_vocabulary_is_cut_exactly():
-    counts = draw([0.0] * 3000, changed(RANDOM, top_p=0.9), 3000)
+    counts = draw([0.0] * 3000, changed(RANDOM, top_p=0.9), 300)
 
-    assert max(counts) < 2700
-    assert max(counts) > 2500
-    assert max(draw([0.0] * 3000, changed(RANDOM, top_k=2000), 3000)) < 2000
+    assert 2500 < max(counts) < 2700
+    assert max(draw([0.0] * 3000, changed(RANDOM, top_k=2000), 300)) < 2000
 
 
 def test_banned_tokens_are_never_chosen():
@@ -170,9 +167,12 @@ def test_logprobs_are_those_of_the_unfiltered_model_and_agree_with_the_list():
 
 
 def test_equal_logprobs_are_listed_by_token_id():
-    result = Sampler().sample(torch.zeros(1, 100), [asked(changed(GREEDY, logprobs=4))])
+    logits = torch.zeros(1, 100)
+    logits[0, 40:60] = 1.0
 
-    assert [entry.token_id for entry in result.logprobs["r"].top] == [0, 1, 2, 3]
+    result = Sampler().sample(logits, [asked(changed(GREEDY, logprobs=4))])
+
+    assert [entry.token_id for entry in result.logprobs["r"].top] == [40, 41, 42, 43]
 
 
 def test_zero_logprobs_give_the_chosen_token_alone():

@@ -1,0 +1,1 @@
+"""Where models come from: packs that a package registry carries, directories, files."""

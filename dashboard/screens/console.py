@@ -1,0 +1,238 @@
+"""What all full screens share: top line, message line, footer, and the operator's verbs."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
+from textual.events import Resize
+from textual.screen import Screen
+from textual.widget import Widget
+
+from appliance.supervisor.admin.schemas import EngineRow, RequestRow, SleepBody
+from dashboard.actions import FLEET, REQUESTS, Action, actions_on, find_action
+from dashboard.messages import GoTo, Order, Say, TryPrompt
+from dashboard.screens.dialogs import ConfirmDialog, PromptDialog, Question
+from dashboard.screens.help import HelpScreen
+from dashboard.screens.sleep import SleepDialog
+from dashboard.session import Session
+from dashboard.verbs import Abort, Note, Restart, Sleep, Wake
+from dashboard.view.lines import WARN, Line
+from dashboard.view.requests import is_live
+from dashboard.view.text import clean, short_id, size
+from dashboard.view.topbar import top_line
+from dashboard.widgets.keyline import KeyLine
+from dashboard.widgets.listing import Panel
+
+
+def bindings_of(screen_name: str) -> list[BindingType]:
+    """The bindings of a screen, from the table."""
+    return [
+        Binding(action.keys, action.id, action.label, show=False, id=f"{screen_name}.{action.id}")
+        for action in actions_on(screen_name)
+    ]
+
+
+class ConsoleScreen(Screen[None]):
+    """A screen between the top line and the footer. Subclasses give `body` and `paint_body`."""
+
+    NAME: ClassVar[str]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (120, "-wide")]  # noqa: RUF012 - Textual's own type
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (36, "-tall")]  # noqa: RUF012
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self.session = session
+
+    def compose(self) -> ComposeResult:
+        """Top line, body, message line, footer."""
+        yield Panel(id="top")
+        yield from self.body()
+        yield Panel(id="message")
+        yield KeyLine(self.NAME)
+
+    def body(self) -> Iterable[Widget]:
+        """The widgets between the lines."""
+        return ()
+
+    def paint_body(self) -> None:
+        """Fill the widgets of `body` from the state."""
+
+    def on_mount(self) -> None:
+        """Fill the screen as soon as its size is known."""
+        self.call_after_refresh(self.paint)
+
+    def on_screen_resume(self) -> None:
+        """What happened while another screen was on top."""
+        self.call_after_refresh(self.paint)
+
+    def on_resize(self, _event: Resize) -> None:
+        """Lines are as wide as the screen."""
+        self.call_after_refresh(self.paint)
+
+    def paint(self) -> None:
+        """Draw what changed. Nothing is drawn while the operator froze the screen."""
+        if not self.is_mounted or self.size.width == 0:
+            return
+        with suppress(NoMatches):  # a timer may still fire while the screen is taken down
+            if not self.session.is_paused:
+                self.paint_body()
+            self._paint_lines()
+
+    def paint_lines(self) -> None:
+        """Draw top line, message and footer."""
+        with suppress(NoMatches):
+            self._paint_lines()
+
+    def _paint_lines(self) -> None:
+        self.query_one("#top", Panel).show([self.top()])
+        self.query_one("#message", Panel).show([self.session.message()])
+        available = {action.id for action in actions_on(self.NAME) if not self.obstacle(action)}
+        self.query_one(KeyLine).update(lambda action: action.id in available, self.size.width)
+
+    def top(self) -> Line:
+        """The top line."""
+        session = self.session
+        width = self.size.width
+        return top_line(session.state, session.source.label, session.role, session.now_s(), width)
+
+    # what is selected
+
+    def selected_engine(self) -> EngineRow | None:
+        """The engine that verbs are meant for."""
+        return None
+
+    def selected_request(self) -> RequestRow | None:
+        """The request that verbs are meant for."""
+        return None
+
+    def obstacle(self, action: Action) -> str | None:
+        """Why the action would be refused now; None if it would not."""
+        if action.of == "engine":
+            return _engine_obstacle(action, self.selected_engine())
+        if action.of == "request":
+            return _request_obstacle(self.selected_request())
+        return None
+
+    def _may(self, action_id: str) -> bool:
+        """Whether to go on with an action; says why if not."""
+        action = find_action(action_id, self.NAME)
+        obstacle = self.obstacle(action) if action else "not here"
+        if obstacle:
+            self.post_message(Say(Note(obstacle, WARN)))
+        return obstacle is None
+
+    # verbs
+
+    def action_sleep(self) -> None:
+        """Ask for level and mode, then order sleep."""
+        engine = self.selected_engine()
+        if not self._may("sleep") or engine is None:
+            return
+
+        def order(body: SleepBody | None) -> None:
+            if body is not None:
+                self.post_message(Order(Sleep(engine.id, body)))
+
+        self.app.push_screen(SleepDialog(engine), order)
+
+    def action_wake(self) -> None:
+        """Confirm, then order wake."""
+        engine = self.selected_engine()
+        if not self._may("wake") or engine is None:
+            return
+        needs = (
+            f"It takes {size(engine.weights_bytes)} of weights back."
+            if engine.weights_bytes
+            else ""
+        )
+        question = Question(f"Wake engine {engine.id}", [f"Model {engine.model}.", needs], "Wake")
+        self._confirm(question, Order(Wake(engine.id)))
+
+    def action_restart(self) -> None:
+        """Confirm by the typed id, then order a restart."""
+        engine = self.selected_engine()
+        if not self._may("restart") or engine is None:
+            return
+        affected = f"{engine.running} running and {engine.waiting} waiting requests are on it."
+        question = Question(
+            f"Restart engine {engine.id}",
+            [affected, "Streams end with an error; requests without a token are tried again."],
+            "Restart",
+            typed=engine.id,
+        )
+        self._confirm(question, Order(Restart(engine.id)))
+
+    def action_abort(self) -> None:
+        """Confirm, then order an abort."""
+        request = self.selected_request()
+        if not self._may("abort") or request is None:
+            return
+        so_far = f"{request.completion_tokens} tokens so far, key {request.key_id or 'none'}."
+        question = Question(
+            f"Abort {short_id(request.id)}",
+            [f"{request.model or 'no model'} on {request.engine or 'no engine'}.", so_far],
+            "Abort",
+        )
+        self._confirm(question, Order(Abort(request.id)))
+
+    def _confirm(self, question: Question, order: Order) -> None:
+        def decide(confirmed: bool | None) -> None:
+            if confirmed:
+                self.post_message(order)
+
+        self.app.push_screen(ConfirmDialog(question), decide)
+
+    def action_try_prompt(self) -> None:
+        """Ask for a prompt, then send it to the selected engine's model."""
+        engine = self.selected_engine() or next(iter(self.session.state.engines.values()), None)
+        if engine is None:
+            self.post_message(Say(Note("no engine is known yet", WARN)))
+            return
+        model = engine.served_names[0] if engine.served_names else engine.model
+
+        def send(prompt: str | None) -> None:
+            if prompt:
+                self.post_message(TryPrompt(model, prompt))
+
+        self.app.push_screen(PromptDialog(model), send)
+
+    # navigation
+
+    def action_fleet(self) -> None:
+        """Show the fleet."""
+        self.post_message(GoTo(FLEET))
+
+    def action_requests(self) -> None:
+        """Show the requests."""
+        self.post_message(GoTo(REQUESTS))
+
+    def action_help(self) -> None:
+        """Show all keys."""
+        self.app.push_screen(HelpScreen(self.NAME))
+
+    def action_pause(self) -> None:
+        """Freeze or thaw the screen."""
+        self.session.toggle_pause()
+        self.paint()
+
+    def action_quit(self) -> None:
+        """Leave."""
+        self.app.exit()
+
+
+def _engine_obstacle(action: Action, engine: EngineRow | None) -> str | None:
+    if engine is None:
+        return "no engine is selected"
+    if action.verb in engine.allowed_actions:
+        return None
+    possible = ", ".join(clean(verb) for verb in engine.allowed_actions) or "nothing"
+    return f"{clean(engine.id)} is {engine.state.replace('_', ' ')}; possible now: {possible}"
+
+
+def _request_obstacle(request: RequestRow | None) -> str | None:
+    if request is None:
+        return "no request is selected"
+    return None if is_live(request) else f"{short_id(request.id)} has ended"

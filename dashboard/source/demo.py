@@ -1,0 +1,188 @@
+"""The invented instance as a source: `--demo` needs no server."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Final, Literal
+
+from appliance.supervisor.admin.schemas import (
+    AbortAnswer,
+    GatewayRow,
+    Operation,
+    Problem,
+    RequestRow,
+    SleepBody,
+    Snapshot,
+    Stats,
+    Trace,
+)
+from dashboard.client.problems import ApiProblem
+from dashboard.client.prompt import PromptAnswer
+from dashboard.source.demo_fleet import Fleet
+from dashboard.source.demo_trace import demo_trace
+from dashboard.source.frames import Frame, History, Link
+
+STEP_S: Final = 0.5
+_WARM_UP_STEPS: Final = 80
+
+
+async def _real_pace() -> None:
+    await asyncio.sleep(STEP_S)
+
+
+class DemoSource:
+    """Frames of an invented fleet, the same in every run.
+
+    Args:
+        pace: Awaited between two steps of half an invented second.
+        warm_up: Steps that already passed, so that the charts are not empty.
+    """
+
+    def __init__(
+        self, pace: Callable[[], Awaitable[None]] = _real_pace, warm_up: int = _WARM_UP_STEPS
+    ) -> None:
+        self._fleet = Fleet()
+        self._pace = pace
+        self._past: list[Stats] = []
+        self._pushed: list[Frame] = []
+        self._stepped = asyncio.Condition()
+        for _ in range(warm_up):
+            self._past.extend(f for f in self._fleet.step(STEP_S) if isinstance(f, Stats))
+
+    @property
+    def label(self) -> str:
+        """Stands where an address would."""
+        return "demo"
+
+    @property
+    def role(self) -> str:
+        """Everything is allowed here."""
+        return "demo"
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Yield frames for ever."""
+        yield Link(connected=True)
+        for stats in self._past:
+            yield stats
+        yield self._snapshot()
+        yield History(tuple(row.model_copy() for row in self._fleet.ended))
+        while True:
+            await self._pace()
+            pushed, self._pushed = self._pushed, []
+            for frame in (*pushed, *self._fleet.step(STEP_S)):
+                yield frame
+            async with self._stepped:
+                self._stepped.notify_all()
+
+    def _snapshot(self) -> Snapshot:
+        fleet = self._fleet
+        return Snapshot(
+            engines=[row.model_copy() for row in fleet.engines.values()],
+            gateways=[GatewayRow(name="gateway-0", epoch=1, pid=48105, state="ready", restarts=0)],
+            requests=[row.model_copy() for row in fleet.requests.values()],
+            operations=[],
+            stats=fleet.stats(),
+            events=list(fleet.events),
+        )
+
+    async def trace(self, request_id: str) -> Trace:
+        """The trace of an ended request."""
+        return demo_trace(self._find(request_id, self._fleet.ended))
+
+    def _find(self, request_id: str, rows: Iterable[RequestRow]) -> RequestRow:
+        for row in rows:
+            if row.id == request_id:
+                return row.model_copy()
+        raise _problem(404, "not_found", "no such trace", "it comes when the request ends")
+
+    async def sleep(self, engine_id: str, body: SleepBody) -> Operation:
+        """Drain and sleep."""
+        self._check(engine_id, "sleep")
+        operation = self._operation("sleep", engine_id)
+        self._push(self._fleet.begin_sleep(engine_id, body.level, body.mode, operation))
+        return operation.model_copy()
+
+    async def wake(self, engine_id: str) -> Operation:
+        """Wake."""
+        self._check(engine_id, "wake")
+        operation = self._operation("wake", engine_id)
+        self._push(self._fleet.begin_wake(engine_id, operation))
+        return operation.model_copy()
+
+    async def restart(self, engine_id: str) -> Operation:
+        """Restart."""
+        self._check(engine_id, "restart")
+        operation = self._operation("restart", engine_id)
+        self._push(self._fleet.begin_start(engine_id, operation, 5.0))
+        return operation.model_copy()
+
+    def _check(self, engine_id: str, verb: str) -> None:
+        engine = self._fleet.engines.get(engine_id)
+        if engine is None:
+            raise _problem(404, "not_found", f"no engine {engine_id}", "see the engines table")
+        if verb not in engine.allowed_actions:
+            raise ApiProblem(
+                Problem(
+                    title="conflict",
+                    status=409,
+                    detail=f"{engine_id} is {engine.state}",
+                    code="conflict",
+                    hint=f"it takes: {', '.join(engine.allowed_actions)}",
+                    current_state=engine.state,
+                    allowed_actions=engine.allowed_actions,
+                )
+            )
+
+    def _operation(self, kind: Literal["sleep", "wake", "restart"], target: str) -> Operation:
+        fleet = self._fleet
+        operation = Operation(
+            id=f"op-{len(fleet.operations) + 1}",
+            kind=kind,
+            target=target,
+            state="running",
+            actor="demo",
+            trace_id="0" * 32,
+            created_at=fleet.at,
+        )
+        fleet.operations[operation.id] = operation
+        self._push([operation.model_copy()])
+        return operation
+
+    def _push(self, frames: Iterable[Frame]) -> None:
+        self._pushed.extend(frames)
+
+    async def operation(self, operation_id: str, wait_s: float) -> Operation:
+        """The operation, at its end or after `wait_s`."""
+        operation = self._fleet.operations[operation_id]
+        async with self._stepped:
+            try:
+                await asyncio.wait_for(
+                    self._stepped.wait_for(lambda: operation.ended_at is not None), wait_s
+                )
+            except TimeoutError:
+                return operation.model_copy()
+        return operation.model_copy()
+
+    async def abort(self, request_id: str) -> AbortAnswer:
+        """End a live request."""
+        row = self._fleet.requests.get(request_id)
+        if row is None:
+            raise _problem(409, "conflict", "the request has ended", "open its trace instead")
+        self._push([self._fleet.end_request(row, "aborted", "aborted_by_operator")])
+        return AbortAnswer(id=request_id, state="aborted", completion_tokens=row.completion_tokens)
+
+    async def try_prompt(self, model: str, prompt: str) -> PromptAnswer:
+        """Run an invented request to its end."""
+        if not any(engine.state == "ready" for engine in self._fleet.engines.values()):
+            raise _problem(503, "engine_asleep", "no engine is ready", "w wakes one")
+        row = self._fleet.new_request("you", 24)
+        self._push([row])
+        async with self._stepped:
+            await self._stepped.wait_for(lambda: row.id not in self._fleet.requests)
+        return PromptAnswer(row.id, f"(invented answer of {model} to {len(prompt)} characters)")
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+
+def _problem(status: int, code: str, detail: str, hint: str) -> ApiProblem:
+    return ApiProblem(Problem(title=code, status=status, detail=detail, code=code, hint=hint))

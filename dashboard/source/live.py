@@ -1,0 +1,168 @@
+"""The real server as a source of frames: an event stream that resumes where it broke."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, Final
+
+from pydantic import TypeAdapter, ValidationError
+
+from appliance.supervisor.admin.schemas import (
+    AbortAnswer,
+    EngineRow,
+    GatewayRow,
+    JournalEvent,
+    Operation,
+    RequestRow,
+    SleepBody,
+    Snapshot,
+    Stats,
+    SystemInfo,
+    Trace,
+)
+from dashboard.client.api import AdminApi, Endpoint
+from dashboard.client.problems import ApiProblem, UnreachableError
+from dashboard.client.prompt import PromptAnswer, data_endpoint, try_prompt
+from dashboard.client.sse import Backoff, ServerEvent
+from dashboard.source.frames import Alive, Frame, Gap, History, Link
+
+logger = logging.getLogger(__name__)
+
+_KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "snapshot": TypeAdapter(Snapshot),
+    "engine": TypeAdapter(EngineRow | list[EngineRow]),
+    "gateway": TypeAdapter(GatewayRow | list[GatewayRow]),
+    "request": TypeAdapter(RequestRow | list[RequestRow]),
+    "operation": TypeAdapter(Operation | list[Operation]),
+    "stats": TypeAdapter(Stats),
+    "event": TypeAdapter(JournalEvent | list[JournalEvent]),
+}
+
+
+def frames_of(event: ServerEvent) -> Iterator[Frame]:
+    """Translate one event. Kinds that a newer server adds count only as a sign of life."""
+    if event.name == "gap":
+        yield Gap()
+        return
+    adapter = _KINDS.get(event.name)
+    if adapter is None:
+        yield Alive()
+        return
+    try:
+        body = adapter.validate_json(event.data)
+    except ValidationError:
+        logger.warning("an event of kind %s does not fit its schema", event.name)
+        yield Gap()
+        return
+    yield from body if isinstance(body, list) else (body,)
+
+
+class LiveSource:
+    """Frames and verbs of a running instance.
+
+    Args:
+        endpoint: The control plane.
+        inference_key: For `try_prompt` when the instance is not on this machine's socket.
+        backoff: Waits between connection attempts.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        inference_key: str | None = None,
+        backoff: Backoff | None = None,
+    ) -> None:
+        self._api = AdminApi(endpoint)
+        self._endpoint = endpoint
+        self._inference_key = inference_key
+        self._backoff = backoff or Backoff()
+        self._last_id: str | None = None
+        self._heard = False
+
+    @property
+    def label(self) -> str:
+        """The address that was given."""
+        return self._endpoint.label
+
+    @property
+    def role(self) -> str:
+        """The unix socket is the local administrator's; a key's scope shows when it is used."""
+        return "local admin" if self._endpoint.socket_path else "key"
+
+    async def frames(self) -> AsyncIterator[Frame]:
+        """Yield frames for ever; a broken line is said once and mended with growing waits."""
+        while True:
+            self._heard = False
+            try:
+                async for frame in self._connection():
+                    yield frame
+            except (ApiProblem, UnreachableError) as error:
+                yield Link(connected=False, reason=_reason(error))
+            if not self._heard:
+                self._last_id = None  # a server that was away may be another one: start afresh
+            await asyncio.sleep(self._backoff.next_s())
+
+    async def _connection(self) -> AsyncIterator[Frame]:
+        async for event in self._api.events(self._last_id):
+            self._heard = True
+            if not event.name:
+                yield Alive()
+                continue
+            self._backoff.reset()
+            for frame in frames_of(event):
+                yield frame
+            if event.name == "snapshot":
+                async for frame in self._background():
+                    yield frame
+            if event.id is not None:
+                self._last_id = event.id
+            yield Link(connected=True)
+
+    async def _background(self) -> AsyncIterator[Frame]:
+        """What a snapshot lacks; without it the screen only knows less."""
+        try:
+            yield await self._api.system()
+            yield History(tuple(await self._api.requests()))
+        except (ApiProblem, UnreachableError) as error:
+            logger.info("background facts are missing: %s", error)
+
+    async def trace(self, request_id: str) -> Trace:
+        """The spans of one request."""
+        return await self._api.trace(request_id)
+
+    async def sleep(self, engine_id: str, body: SleepBody) -> Operation:
+        """Begin to put an engine to sleep."""
+        return await self._api.sleep(engine_id, body)
+
+    async def wake(self, engine_id: str) -> Operation:
+        """Begin to wake an engine."""
+        return await self._api.wake(engine_id)
+
+    async def restart(self, engine_id: str) -> Operation:
+        """Begin to restart an engine."""
+        return await self._api.restart(engine_id)
+
+    async def operation(self, operation_id: str, wait_s: float) -> Operation:
+        """The operation, at its end or after `wait_s`."""
+        return await self._api.operation(operation_id, wait_s)
+
+    async def abort(self, request_id: str) -> AbortAnswer:
+        """End a live request."""
+        return await self._api.abort(request_id)
+
+    async def try_prompt(self, model: str, prompt: str) -> PromptAnswer:
+        """Send a prompt over the data plane's socket, or to its address with the inference key."""
+        system: SystemInfo = await self._api.system()
+        local = self._endpoint.socket_path is not None
+        endpoint = data_endpoint(system, local=local, inference_key=self._inference_key)
+        return await try_prompt(endpoint, model, prompt)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._api.aclose()
+
+
+def _reason(error: ApiProblem | UnreachableError) -> str:
+    if isinstance(error, ApiProblem):
+        return f"{error} ({error.code})"
+    return str(error)

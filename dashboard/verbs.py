@@ -1,0 +1,126 @@
+"""What an operator can order, and how its end is told in one line."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from appliance.supervisor.admin.schemas import Operation, SleepBody
+from dashboard.client.problems import ApiProblem, UnreachableError
+from dashboard.source.frames import Source
+from dashboard.view.lines import BAD, GOOD
+from dashboard.view.text import age, clean, milliseconds, short_id, size
+
+WAIT_S: Final = 25.0
+"""Of one long poll; the wait as a whole has no end, an operation has."""
+_SHOWN_IN_SECONDS: Final = 0.1
+_PAST: Final = {"sleep": "slept", "wake": "woke", "restart": "restarted"}
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Put an engine to sleep."""
+
+    engine_id: str
+    body: SleepBody
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Wake an engine."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Restart an engine."""
+
+    engine_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End a request."""
+
+    request_id: str
+
+
+Verb = Sleep | Wake | Restart | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line for the operator."""
+
+    text: str
+    tone: str = GOOD
+    hint: str | None = None
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether something did not work."""
+        return self.tone == BAD
+
+
+async def carry_out(source: Source, verb: Verb) -> Note:
+    """Order `verb`, wait for its end, and tell how it went; never raises what the server says."""
+    try:
+        if isinstance(verb, Abort):
+            answer = await source.abort(verb.request_id)
+            return Note(f"aborted {short_id(answer.id)} after {answer.completion_tokens} tokens")
+        return await _operate(source, verb)
+    except (ApiProblem, UnreachableError) as error:
+        return problem_note(error)
+
+
+async def _operate(source: Source, verb: Sleep | Wake | Restart) -> Note:
+    match verb:
+        case Sleep():
+            operation = await source.sleep(verb.engine_id, verb.body)
+        case Wake():
+            operation = await source.wake(verb.engine_id)
+        case Restart():
+            operation = await source.restart(verb.engine_id)
+    while operation.state in ("queued", "running"):
+        operation = await source.operation(operation.id, WAIT_S)
+    return operation_note(operation)
+
+
+def problem_note(error: ApiProblem | UnreachableError) -> Note:
+    """What the server (or its absence) says, with its advice."""
+    if isinstance(error, UnreachableError):
+        return Note(clean(str(error)), BAD, "is the server running?")
+    hint = clean(error.hint) if error.hint else None
+    if hint is None and error.allowed_actions:
+        hint = f"possible: {', '.join(clean(action) for action in error.allowed_actions)}"
+    return Note(f"{clean(str(error))} ({clean(error.code)})", BAD, hint)
+
+
+def operation_note(operation: Operation) -> Note:
+    """How an operation ended: `slept e0: freed 268 MB in 0.4 s`."""
+    target = clean(operation.target)
+    if operation.state != "done":
+        why = f": {clean(operation.error)}" if operation.error else ""
+        return Note(f"{operation.kind} {target} {operation.state}{why}", BAD)
+    facts = _facts(operation.result or {})
+    took_s = _took_s(operation)
+    took = "" if took_s is None else f" in {_span(took_s)}"
+    return Note(f"{_PAST[operation.kind]} {target}{': ' if facts else ''}{facts}{took}")
+
+
+def _facts(result: dict[str, Any]) -> str:
+    freed, resident = result.get("freed_bytes"), result.get("resident_bytes")
+    if isinstance(freed, int | float):
+        return f"freed {size(freed)}"
+    if isinstance(resident, int | float):
+        return f"{size(resident)} resident"
+    return ""
+
+
+def _span(seconds: float) -> str:
+    return age(seconds) if seconds >= _SHOWN_IN_SECONDS else milliseconds(seconds * 1000)
+
+
+def _took_s(operation: Operation) -> float | None:
+    if operation.ended_at is None:
+        return None
+    return (operation.ended_at - operation.created_at).total_seconds()
