@@ -10,6 +10,8 @@ import pytest
 
 from tests.tiny_model import make_tiny_model
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as engine/__main__ does, before torch
+
 
 @pytest.fixture
 def anyio_backend() -> str:

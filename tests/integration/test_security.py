@@ -369,7 +369,9 @@ def test_limits_answer_at_once_with_an_honest_retry_after(root: Path):
         streams = [
             Stream(appliance, model, f"l{k}", max_tokens=4000, ignore_eos=True) for k in range(3)
         ]
-        for stream in streams:
+        streams[0].start()
+        assert streams[0].started.wait(20)
+        for stream in streams[1:]:
             stream.start()
         wait_until(lambda: appliance.engine()["waiting"] >= 2, 20)
 
