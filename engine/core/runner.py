@@ -1,0 +1,269 @@
+"""The model on its device: loads it, runs steps, gives its memory back and takes it again."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from engine.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
+from engine.config import EngineConfig
+from engine.core.batch import (
+    ConfigError,
+    DeviceFatalError,
+    ModelFacts,
+    Progress,
+    ScheduledRequest,
+    StepResult,
+)
+from engine.core.dtype import DtypeChoice, UnknownDtypeError, choose_dtype
+from engine.core.kv_cache import CacheSize, allocate_cache, plan_cache
+from engine.core.memory import resident_bytes, trim
+from engine.core.sampler import Sampler
+from engine.core.step_input import Bounds, pack, problem_of
+from engine.core.weights import WeightLoader
+from engine.kernels.backend import KernelBackend, LayerCache
+from engine.kernels.select import select_backend
+from engine.models import llama
+from engine.models.llama import LlamaModel
+from engine.wire.messages import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_ROWS = (1, 16, 64)
+"""Prompt lengths run once, so that the first request meets no first-time costs."""
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """What `release` drops."""
+
+    model: LlamaModel
+    caches: list[LayerCache]
+    weights_bytes: int
+
+
+class TorchRunner:
+    """Runs one model with torch; implements `engine.core.batch.ModelRunner`.
+
+    Args:
+        config: Which model, on which device, in which dtype, with how much KV cache.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._device = torch.device("cpu")
+        self._kernels: KernelBackend | None = None
+        self._is_tuned = False
+        self._sampler = Sampler()
+        self._checkpoint: Checkpoint | None = None
+        self._dtype = DtypeChoice(torch.bfloat16)
+        self._cache_size: CacheSize | None = None
+        self._bounds = Bounds(0, 0, 0, 1)
+        self._loaded: _Loaded | None = None
+
+    def load(self, progress: Progress) -> ModelFacts:
+        """Read the weights, allocate the KV cache, warm up.
+
+        Raises:
+            ConfigError: the model, device or dtype cannot be used, or the KV cache does not fit.
+        """
+        if self._config.num_threads is not None:
+            torch.set_num_threads(self._config.num_threads)
+        self._device = _device(self._config.device)
+        checkpoint = self._open()
+        try:
+            self._dtype = choose_dtype(self._config.dtype, self._device, checkpoint.config.dtype)
+        except UnknownDtypeError as error:
+            raise ConfigError(str(error)) from error
+        if self._dtype.reason:
+            logger.warning("weights are kept in %s: %s", self._dtype.name, self._dtype.reason)
+        size = plan_cache(self._config, checkpoint.config, self._dtype.dtype, self._device)
+        self._cache_size = size
+        self._bounds = Bounds(
+            checkpoint.config.vocab_size, size.max_model_len, size.num_blocks, size.block_size
+        )
+        loaded = self._fill(progress)
+        return self._facts(checkpoint, loaded, size)
+
+    def execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Run one step; a request that cannot be computed becomes a fault of its own.
+
+        Raises:
+            DeviceFatalError: the device failed.
+        """
+        result = StepResult()
+        sound: list[ScheduledRequest] = []
+        for request in batch:
+            problem = problem_of(request, self._bounds)
+            if problem:
+                result.faults[request.request_id] = problem
+            else:
+                sound.append(request)
+        if sound:
+            _merge(result, self._run_or_isolate(sound))
+        return result
+
+    def release(self, level: Literal[1, 2]) -> None:
+        """Drop weights and KV cache; level 2 drops the checkpoint's index too."""
+        self._loaded = None
+        if level == 2:  # noqa: PLR2004
+            self._checkpoint = None
+        trim(self._device)
+
+    def restore(self, progress: Progress) -> None:
+        """Load the same weights again and make an empty KV cache of the same size.
+
+        Raises:
+            ConfigError: the checkpoint has gone or changed.
+        """
+        if self._loaded is None:
+            self._fill(progress)
+
+    def resident_bytes(self) -> int:
+        """Return the process's resident set on the CPU, else bytes on the device."""
+        return resident_bytes(self._device)
+
+    def _open(self) -> Checkpoint:
+        if self._checkpoint is None:
+            try:
+                self._checkpoint = open_checkpoint(Path(self._config.model))
+            except CheckpointError as error:
+                raise ConfigError(str(error)) from error
+        return self._checkpoint
+
+    def _fill(self, progress: Progress) -> _Loaded:
+        """Load weights, make the cache and warm up, reporting each phase."""
+        checkpoint, size = self._open(), self._size()
+        config, dtype, device = checkpoint.config, self._dtype.dtype, self._device
+        kernels = self._backend()
+        loader = WeightLoader(
+            checkpoint, dtype, device, lambda done, total: progress("weights", done, total)
+        )
+        try:
+            weights = loader.load(llama.parameters(config), kernels)
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
+        progress("kv_cache", 0, size.total_bytes)
+        caches = allocate_cache(size, config, dtype, device)
+        progress("kv_cache", size.total_bytes, size.total_bytes)
+        self._loaded = _Loaded(
+            model=LlamaModel(config, weights, kernels, size.max_model_len),
+            caches=caches,
+            weights_bytes=weights.num_bytes,
+        )
+        self._warm_up(progress)
+        return self._loaded
+
+    def _backend(self) -> KernelBackend:
+        if self._kernels is None:
+            self._kernels = select_backend(self._device)
+        return self._kernels
+
+    def _warm_up(self, progress: Progress) -> None:
+        """Tune the kernels (once) and run prompts of a few lengths."""
+        size = self._size()
+        lengths = [length for length in _WARM_UP_ROWS if length <= size.max_model_len]
+        progress("warm_up", 0, len(lengths) + 1)
+        if not self._is_tuned:
+            model = self._open().config
+            self._backend().prepare(llama.shapes(model, self._dtype.dtype, self._device))
+            self._is_tuned = True
+        for done, length in enumerate(lengths, start=1):
+            progress("warm_up", done, len(lengths) + 1)
+            self._run([_warm_up_request(length, size.block_size)])
+        self._clear_blocks(-(-max(lengths) // size.block_size))
+        progress("warm_up", len(lengths) + 1, len(lengths) + 1)
+
+    def _clear_blocks(self, num_blocks: int) -> None:
+        """Empty the blocks that the warm-up wrote: a cache is the same after every load."""
+        for cache in self._alive().caches:
+            cache.keys[:num_blocks].zero_()
+            cache.values[:num_blocks].zero_()
+
+    def _run_or_isolate(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Run the batch; if it fails, run each request alone to find the one at fault.
+
+        Running again is safe: the same keys and values go to the same slots.
+        """
+        try:
+            return self._run(batch)
+        except Exception as error:  # whatever it is, it may not end the engine
+            _raise_if_fatal(error)
+            logger.exception("a step of %d requests failed", len(batch))
+            if len(batch) == 1:
+                return StepResult(faults={batch[0].request_id: f"{type(error).__name__} in a step"})
+        result = StepResult()
+        for request in batch:
+            _merge(result, self._run_or_isolate([request]))
+        return result
+
+    @torch.inference_mode()
+    def _run(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        loaded, kernels = self._alive(), self._kernels
+        assert kernels is not None
+        packed = pack(batch, kernels, self._bounds.block_size, self._device)
+        logits = loaded.model.forward(packed, loaded.caches)
+        sampling = [request for request in batch if request.samples]
+        return self._sampler.sample(logits, sampling) if sampling else StepResult()
+
+    def _alive(self) -> _Loaded:
+        assert self._loaded is not None, "the runner holds no model"
+        return self._loaded
+
+    def _size(self) -> CacheSize:
+        assert self._cache_size is not None, "load() was not called"
+        return self._cache_size
+
+    def _facts(self, checkpoint: Checkpoint, loaded: _Loaded, size: CacheSize) -> ModelFacts:
+        assert self._kernels is not None
+        return ModelFacts(
+            architecture=checkpoint.architecture,
+            vocab_size=checkpoint.config.vocab_size,
+            max_model_len=size.max_model_len,
+            dtype=self._dtype.name,
+            device=str(self._device),
+            kernel_backend=self._kernels.name,
+            weights_bytes=loaded.weights_bytes,
+            kv_cache_bytes=size.total_bytes,
+            num_blocks=size.num_blocks,
+            eos_token_ids=checkpoint.eos_token_ids,
+        )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is unknown") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r} is not supported; supported: cpu, cuda, cuda:0, ...")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r} is not there: {torch.cuda.device_count()} GPUs found")
+    return device
+
+
+def _raise_if_fatal(error: Exception) -> None:
+    """Raise `DeviceFatalError` if the device is lost; running out of memory is not that."""
+    if isinstance(error, torch.AcceleratorError):
+        raise DeviceFatalError(str(error)) from error
+
+
+def _merge(into: StepResult, result: StepResult) -> None:
+    into.token_ids |= result.token_ids
+    into.logprobs |= result.logprobs
+    into.faults |= result.faults
+
+
+def _warm_up_request(length: int, block_size: int) -> ScheduledRequest:
+    return ScheduledRequest(
+        request_id="warm-up",
+        token_ids=[0] * length,
+        start_position=0,
+        block_table=list(range(-(-length // block_size))),
+        samples=True,
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+        num_output_tokens=0,
+    )
