@@ -18,11 +18,13 @@ from engine.parent_death import watch_parent
 
 logger = logging.getLogger(__name__)
 
+SPIN_COUNT = "1000"
+
 
 def main(make_runner: MakeRunner = torch_runner) -> int:
     """Run an engine core; return its exit code."""
     arguments = _parse_arguments()
-    _let_idle_threads_sleep()
+    _bound_spinning()
     watch_parent(arguments.parent_fd)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -35,14 +37,14 @@ def main(make_runner: MakeRunner = torch_runner) -> int:
     return EngineCoreProc(config, make_runner).run()
 
 
-def _let_idle_threads_sleep() -> None:
-    """Make OpenMP's threads block instead of spin between two parallel regions.
+def _bound_spinning() -> None:
+    """Let OpenMP's threads spin only shortly between two parallel regions.
 
-    Spinning threads take the cores from those that have work as soon as anything else runs: a
-    decode step took 2.3 s instead of 40 ms beside one busy process on two cores. OpenMP reads
-    this when torch is imported.
+    Spinning threads take the cores from those that have work as soon as anything else runs, see
+    `ops/decisions/0003-short-spinning.md`. OpenMP reads this when torch is imported.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def _parse_arguments() -> argparse.Namespace:

@@ -1,4 +1,4 @@
-"""The configuration of one engine core, as the launcher hands it over on an inherited descriptor."""
+"""The configuration of one engine core, handed over by the launcher on an inherited descriptor."""
 
 import msgspec
 

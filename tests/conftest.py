@@ -10,7 +10,7 @@ import pytest
 
 from tests.tiny_model import make_tiny_model
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as engine/__main__ does, before torch
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as engine/__main__ does, before torch
 
 
 @pytest.fixture

@@ -53,18 +53,22 @@ class WeightLoader:
             _check_shapes(self._checkpoint, parameter)
         entries = [self._checkpoint.tensors[name] for p in parameters for name in p.sources]
         self._done_bytes, self._total_bytes = 0, sum(entry.num_bytes for entry in entries)
-        plain = {p.name: p.shape for p in parameters if not p.is_linear}
-        tensors = allocate(plain, self._dtype, self._device)
+        logits_dtype = kernels.logits_dtype(self._dtype, self._device)
+        shapes = {p.name: p.shape for p in parameters if not p.is_linear and not p.feeds_logits}
+        tensors = dict(allocate(shapes, self._dtype, self._device))
         linears: dict[str, LinearWeight] = {}
         for parameter in parameters:
+            dtype = logits_dtype if parameter.feeds_logits else self._dtype
             if parameter.is_linear:
-                linears[parameter.name] = kernels.pack(self._filled(parameter))
+                linears[parameter.name] = kernels.pack(self._filled(parameter, dtype))
+            elif parameter.feeds_logits:
+                tensors[parameter.name] = self._filled(parameter, dtype)
             else:
                 self._fill(tensors[parameter.name], parameter)
         return Weights(tensors, linears)
 
-    def _filled(self, parameter: Parameter) -> Tensor:
-        target = torch.empty(parameter.shape, dtype=self._dtype, device=self._device)
+    def _filled(self, parameter: Parameter, dtype: torch.dtype) -> Tensor:
+        target = torch.empty(parameter.shape, dtype=dtype, device=self._device)
         self._fill(target, parameter)
         return target
 

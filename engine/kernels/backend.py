@@ -91,6 +91,10 @@ class KernelBackend(ABC):
         """Tune for a model once, before the first step."""
 
     @abstractmethod
+    def logits_dtype(self, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+        """Return in which dtype a model of `dtype` keeps what makes its logits."""
+
+    @abstractmethod
     def pack(self, weight: Tensor) -> LinearWeight:
         """Bring `[out, in]` into the layout that `linear` likes; may keep `weight` itself."""
 

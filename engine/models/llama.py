@@ -11,7 +11,6 @@ from engine.kernels.backend import (
     HeadShape,
     KernelBackend,
     LayerCache,
-    LinearWeight,
     ModelShapes,
     StepPlan,
 )
@@ -60,9 +59,7 @@ class LlamaModel:
         self._config = config
         self._kernels = kernels
         self._embedding = weights.tensors[_EMBEDDING]
-        # a tied head shares the embedding's memory and so cannot be packed
-        tied = LinearWeight(self._embedding, is_packed=False, num_bytes=0)
-        self._head = weights.linears.get(_HEAD, tied)
+        self._head = weights.linears[_HEAD]
         self._norm = weights.tensors[_NORM]
         self._layers = [_layer(config, weights, index) for index in range(config.num_layers)]
         self._rotary = RotaryTable(config, max_positions, self._embedding.device)
@@ -90,9 +87,10 @@ def parameters(config: ModelConfig) -> list[Parameter]:
     found = [Parameter(_EMBEDDING, table, ("model.embed_tokens.weight",))]
     for index in range(config.num_layers):
         found += _layer_parameters(config, index)
-    found.append(Parameter(_NORM, (config.hidden_size,), ("model.norm.weight",)))
-    if not config.tie_word_embeddings:
-        found.append(Parameter(_HEAD, table, ("lm_head.weight",), is_linear=True))
+    found.append(Parameter(_NORM, (config.hidden_size,), ("model.norm.weight",), feeds_logits=True))
+    # a tied head is a copy of the embedding: it has another dtype and another layout
+    source = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
+    found.append(Parameter(_HEAD, table, (source,), is_linear=True, feeds_logits=True))
     return found
 
 

@@ -18,6 +18,8 @@ class Parameter:
     """Checkpoint names; stacked in this order they give `shape`."""
     is_linear: bool = False
     """Whether it is only ever multiplied with, so that the backend may pack it."""
+    feeds_logits: bool = False
+    """Kept in `KernelBackend.logits_dtype`: its rounding alone would decide between near ties."""
 
 
 @dataclass(frozen=True, slots=True)
