@@ -92,7 +92,7 @@ def test_the_command_line_shows_the_instance(smollm2_appliance: ApplianceProcess
     assert "e0" in listing.stdout
     assert "ready" in listing.stdout.lower()
 
-    reply = smollm2_appliance.cli("chat", "What is the capital of France?")
+    reply = smollm2_appliance.cli("chat", "--temperature", "0", "What is the capital of France?")
     assert reply.returncode == 0, reply.stderr
     assert "Paris" in reply.stdout
 
