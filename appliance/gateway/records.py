@@ -1,5 +1,6 @@
 """Records on their way to the hub: batched, bounded, and what is dropped is counted."""
 
+import asyncio
 from typing import Final, TypeVar
 
 from appliance.control_link.messages import GatewayRecords
@@ -32,6 +33,8 @@ class RecordBuffer:
         self._finished: list[RequestRecord] = []
         self._hops: list[HopRecord] = []
         self.dropped = 0
+        self.announced = asyncio.Event()
+        """Set when a request was accepted: the hub must know it before this process may die."""
 
     def accepted(self, journey: Journey) -> None:
         """A request became a row of the live table."""
@@ -53,6 +56,7 @@ class RecordBuffer:
             accepted_ns=now_ns(),
         )
         self._add(self._accepted, record)
+        self.announced.set()
 
     def first_token(self, request_id: str, engine_id: str, engine_epoch: int) -> None:
         """A request's first token is here."""

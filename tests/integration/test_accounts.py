@@ -68,6 +68,13 @@ def query(prometheus: str, expression: str) -> list[dict[str, Any]]:
     return answer.json()["data"]["result"]
 
 
+def is_up(prometheus: str) -> bool:
+    try:
+        return httpx.get(f"{prometheus}/-/ready").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def load(appliance: ApplianceProcess) -> None:
     """50 requests: 42 that finish, 5 aborted, 3 invalid."""
     for k in range(42):
@@ -138,6 +145,7 @@ def test_every_panel_of_the_dashboard_has_data(tiny_appliance: ApplianceProcess,
     panels = [panel for panel in dashboard["panels"] if panel.get("targets")]
     assert len(panels) == 8
     tiny_appliance.chat("warm", max_tokens=4)
+    wait_until(lambda: is_up(prometheus), 30, "prometheus answers")
     wait_until(lambda: query(prometheus, 'up{job="quarterdeck"} == 1'), 20, "the target is scraped")
     for _ in range(6):
         tiny_appliance.chat("more", max_tokens=4)

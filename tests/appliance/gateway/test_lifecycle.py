@@ -278,9 +278,9 @@ async def test_an_operators_abort_reaches_held_and_running_requests(run_dir, tin
 
         assert result.completion_tokens > 0
         assert json.loads(rest[-1])["error"]["code"] == "request_aborted"
-        assert stand.engine.aborts[0].reason is AbortReason.OPERATOR
         assert await stand.supervisor.link.abort("req-" + "0" * 24, "op", 5) is None
         assert (await stand.supervisor.record(request_id)).outcome is Outcome.ABORTED
+        assert stand.engine.aborts[0].reason is AbortReason.OPERATOR
 
 
 async def test_a_reader_that_stalls_is_cut_off(run_dir, tiny_model_path):
