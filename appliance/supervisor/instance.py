@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "state.sqlite3"
 TRACES_FILE = "traces.sqlite3"
 FAILED = 1
-INTERRUPTED = 130
 
 _REFUSALS = (BadKeyError, ModelStoreError, NewerStateError, InstanceError)
 """What the operator can put right; told in one line, without a traceback."""
@@ -66,8 +65,6 @@ def run_instance(settings: Settings, listeners: Listeners, executable: Path | No
     except _REFUSALS as error:
         sys.stderr.write(f"quarterdeck: {error}\n")
         return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
 
 
 class Instance:
@@ -118,13 +115,13 @@ class Instance:
     async def run(self) -> int:
         """Run until a signal has ended the instance; return the exit code."""
         shutdown = Shutdown(self._settings.drain_s)
-        hub = Hub(self._hub_config())
-        launcher = LocalLauncher(_forward_line, on_spawn=self._run.note_child)
-        supervisor = Supervisor(
-            self._plan, self._state, self._keys, hub, launcher=launcher, system=self._system()
-        )
-        supervisor.on_progress = lambda row: self._show(supervisor, row)
         with shutdown.signals():
+            hub = Hub(self._hub_config())
+            launcher = LocalLauncher(_forward_line, on_spawn=self._run.note_child)
+            supervisor = Supervisor(
+                self._plan, self._state, self._keys, hub, launcher=launcher, system=self._system()
+            )
+            supervisor.on_progress = lambda row: self._show(supervisor, row)
             async with asyncio.TaskGroup() as tasks:
                 ending = tasks.create_task(shutdown.run(supervisor))
                 tasks.create_task(self._serve_control_plane(supervisor, hub))

@@ -3,6 +3,7 @@
 The ports answer connections while Python still imports: the kernel queues them for the gateways.
 """
 
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,8 @@ from appliance.supervisor.listeners import (
     bind_data_plane,
 )
 
+STOPPED = 0
+"""Told to stop before the start was over: no failure."""
 FAILED = 1
 
 
@@ -27,6 +30,9 @@ def serve(settings: Settings, origins: Mapping[str, str], executable: Path | Non
         origins: Where each setting came from, for messages.
         executable: Path of the command line's program, for lines to paste.
     """
+    # until the loop handles them: whoever sees the port open may already want us to end
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
     listeners = Listeners()
     try:
         _refuse_open_door(settings)
@@ -38,6 +44,8 @@ def serve(settings: Settings, origins: Mapping[str, str], executable: Path | Non
     except ListenError as error:
         sys.stderr.write(f"quarterdeck: {error}{_source(error, origins)}\n")
         return FAILED
+    except KeyboardInterrupt:
+        return STOPPED
     finally:
         listeners.close()
 

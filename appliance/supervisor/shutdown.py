@@ -11,6 +11,7 @@ from typing import Protocol
 
 logger = logging.getLogger(__name__)
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FRAMES_S = 1.0
 """After the drain deadline gateways send their error frames; then signals follow."""
 CEILING_S = 7.0
@@ -50,16 +51,17 @@ class Shutdown:
 
     @contextlib.contextmanager
     def signals(self) -> Generator[None]:
-        """Handle the signals on the running loop."""
+        """Handle the signals on the running loop; afterwards they do what they did before."""
         loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        for number in SIGNALS:
             loop.add_signal_handler(number, self.request)
         try:
             yield
         finally:
-            for number in numbers:
+            for number, handler in before.items():
                 loop.remove_signal_handler(number)
+                signal.signal(number, handler)
 
     def request(self) -> None:
         """Ask for the end; a second call makes it immediate."""

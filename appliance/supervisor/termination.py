@@ -12,7 +12,8 @@ from appliance.supervisor.launcher.launcher import Child
 Step = tuple[signal.Signals, float]
 """A signal, and how long to wait for the exit after it, seconds."""
 
-POLITE: Sequence[Step] = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+POLITE: Sequence[Step] = ((signal.SIGTERM, 3.0), (signal.SIGKILL, 5.0))
+"""Short enough that a frozen process and a dead collector together stay below the ceiling."""
 HUNG: Sequence[Step] = ((signal.SIGUSR1, 2.0), (signal.SIGABRT, 2.0), (signal.SIGKILL, 5.0))
 """SIGUSR1 makes `faulthandler` write all stacks, SIGABRT may leave a core."""
 

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 TICKS_PER_S = 10
-CLOSE_S = 3.0
-"""Longest wait for a collector at the end."""
+CLOSE_S = 1.5
+"""Longest wait for a collector at the end; the ceiling of the shutdown leaves no more."""
 LOST_NS = 5_000_000_000
 NS_PER_S = 1e9
 

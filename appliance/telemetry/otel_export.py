@@ -30,6 +30,8 @@ BATCH = 64
 PAUSE_S = 0.005
 BACKOFF_S = 1.0
 TIMEOUT_S = 5.0
+LEAVE_S = 0.2
+"""What the thread gets to notice that it shall end."""
 TRACES_PATH = "/v1/traces"
 KINDS = {
     "internal": SpanKind.INTERNAL,
@@ -132,24 +134,32 @@ class SpanExport:
         self._wake.set()
 
     def close(self, timeout_s: float) -> None:
-        """Export what is queued, for at most that long. Blocks: call it in a thread."""
+        """Export what is queued, for at most that long. Blocks: call it in a thread.
+
+        A collector that failed last is not asked again, and one that holds a request is left alone:
+        the thread is a daemon, so neither keeps the process from ending.
+        """
         self._stopping.set()
         self._wake.set()
-        self._thread.join(timeout_s)
-        self._exporter.shutdown()
-        self._thread.join(timeout_s)
+        if not self.failing:
+            self._thread.join(timeout_s)
+        self._exporter.shutdown()  # ends its wait before another try
+        self._thread.join(LEAVE_S)
+        lost = self.failed + self.dropped + len(self._queue)
+        if lost:
+            logger.warning("%d spans did not reach %s", lost, self.endpoint)
 
     def _run(self) -> None:
-        while self._queue or not self._stopping.is_set():
+        while not (self._stopping.is_set() and (self.failing or not self._queue)):
             batch = self._take()
             if not batch:
                 self._wake.wait()
                 self._wake.clear()
                 continue
             self._export(batch)
-            if self.failing and self._stopping.is_set():
-                self._give_up()
             self._stopping.wait(BACKOFF_S if self.failing else PAUSE_S)
+        self.failed += len(self._queue)
+        self._queue.clear()
 
     def _take(self) -> list[SpanData]:
         return [self._queue.popleft() for _ in range(min(BATCH, len(self._queue)))]
@@ -165,10 +175,6 @@ class SpanExport:
             self.failed += len(batch)
         else:
             self.exported += len(batch)
-
-    def _give_up(self) -> None:
-        self.failed += len(self._queue)
-        self._queue.clear()
 
 
 def _context(trace_id: str, span_id: str, flags: int) -> SpanContext:

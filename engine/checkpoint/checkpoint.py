@@ -33,7 +33,6 @@ class Checkpoint(ABC):
         eos_token: Text of the first end token.
         add_bos: Whether `bos_token_id` must be put in front of every prompt.
         chat_template: Jinja source.
-        total_bytes: Size of all stored tensors.
     """
 
     path: Path
@@ -44,7 +43,6 @@ class Checkpoint(ABC):
     eos_token: str | None
     add_bos: bool
     chat_template: str | None
-    total_bytes: int
 
     @property
     def architecture(self) -> str:
@@ -54,11 +52,6 @@ class Checkpoint(ABC):
     @abstractmethod
     def tokenizer(self) -> "Tokenizer":
         """Build the tokenizer; the caller keeps it."""
-
-    @cached_property
-    @abstractmethod
-    def special_tokens(self) -> dict[str, int]:
-        """Return the control tokens by their text."""
 
     @cached_property
     @abstractmethod

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.errors import CheckpointError, UnsupportedModelError
 from engine.checkpoint.gguf_header import GgufArray, GgufTensor, read_array, read_header
-from engine.checkpoint.gguf_tokenizer import GgufVocabulary, build_tokenizer, special_tokens_of
+from engine.checkpoint.gguf_tokenizer import GgufVocabulary, build_tokenizer
 from engine.checkpoint.model_config import config_from_gguf
 from engine.checkpoint.tensors import TensorEntry
 
@@ -55,7 +55,6 @@ class GgufCheckpoint(Checkpoint):
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
         template = metadata.get("tokenizer.chat_template")
         self.chat_template = template if isinstance(template, str) else None
-        self.total_bytes = self._header.file_bytes - self._header.data_offset
 
     @cached_property
     def bos_token(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -66,11 +65,6 @@ class GgufCheckpoint(Checkpoint):
     def eos_token(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Return the text of the first end token."""
         return self._text(self.eos_token_ids[0] if self.eos_token_ids else None)
-
-    @cached_property
-    def special_tokens(self) -> dict[str, int]:
-        """Return the control tokens by their text."""
-        return special_tokens_of(self._vocabulary)
 
     @cached_property
     def tensors(self) -> dict[str, TensorEntry]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.files import regular_file
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -64,7 +65,10 @@ def read_header(path: Path) -> GgufHeader:
     """
     try:
         # a mapping, so that only the header's pages are read; closed again before the weights load
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+        with (
+            regular_file(path).open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view,
+        ):
             return _parse(view)
     except (struct.error, IndexError, OverflowError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path.name}: the GGUF header is truncated or corrupt") from error

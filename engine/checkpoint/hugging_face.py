@@ -8,6 +8,7 @@ import msgspec
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.files import read_small
 from engine.checkpoint.model_config import config_from_hugging_face
 from engine.checkpoint.safetensors_index import index_directory
 from engine.checkpoint.tensors import TensorEntry
@@ -35,27 +36,17 @@ class HuggingFaceCheckpoint(Checkpoint):
         self.chat_template = _chat_template(path, settings)
 
     @cached_property
-    def total_bytes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Return the size of all stored tensors."""
-        return sum(entry.num_bytes for entry in self.tensors.values())
-
-    @cached_property
     def tensors(self) -> dict[str, TensorEntry]:
         """Return the tensor index by name."""
         return index_directory(self.path)
-
-    @cached_property
-    def special_tokens(self) -> dict[str, int]:
-        """Return the control tokens by their text."""
-        added = _read_json(self.path / "tokenizer.json", required=True).get("added_tokens", [])
-        return {token["content"]: token["id"] for token in added if token.get("special")}
 
     def tokenizer(self) -> "Tokenizer":
         """Load `tokenizer.json`."""
         from tokenizers import Tokenizer  # noqa: PLC0415
 
+        content = read_small(self.path / "tokenizer.json")
         try:
-            return Tokenizer.from_file(str(self.path / "tokenizer.json"))
+            return Tokenizer.from_buffer(content)
         except Exception as error:  # the binding raises plain Exception
             raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
 
@@ -64,8 +55,8 @@ def _read_json(file: Path, *, required: bool = False) -> dict[str, Any]:
     if not required and not file.exists():
         return {}
     try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        return msgspec.json.decode(read_small(file), type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{file.name} cannot be read: {error}") from error
 
 
@@ -90,11 +81,11 @@ def _chat_template(path: Path, settings: dict[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.exists():
         try:
-            return file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
+            return read_small(file).decode()
+        except UnicodeDecodeError as error:
             raise CheckpointError(f"{file.name} cannot be read: {error}") from error
     template = settings.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template}
-        template = named.get("default")
+        named = [item for item in template if isinstance(item, dict)]
+        template = next((t.get("template") for t in named if t.get("name") == "default"), None)
     return template if isinstance(template, str) else None

@@ -1,5 +1,6 @@
 """The shape of a model, read from `config.json` or from GGUF metadata."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -47,7 +48,7 @@ def check_config(config: ModelConfig) -> ModelConfig:
 
     Raises:
         UnsupportedModelError: the architecture is not one of `SUPPORTED_ARCHITECTURES`.
-        CheckpointError: a size is out of range or does not divide another.
+        CheckpointError: a value is out of range, or a size does not divide another.
     """
     if config.architecture not in SUPPORTED_ARCHITECTURES:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
@@ -67,6 +68,13 @@ def check_config(config: ModelConfig) -> ModelConfig:
         value = msgspec.structs.asdict(config)[name]
         if not 0 < value <= _MAX_DIMENSION:
             raise CheckpointError(f"{name} is out of range: {value}")
+    for name, constant in (
+        ("rms_norm_eps", config.rms_norm_eps),
+        ("rope_theta", config.rope_theta),
+        ("the factor of the RoPE scaling", config.rope_scaling.factor),
+    ):
+        if not 0.0 < constant < math.inf:
+            raise CheckpointError(f"{name} is out of range: {constant}")
     if config.num_heads % config.num_kv_heads or config.head_dim % 2:
         raise CheckpointError(
             f"heads do not fit together: {config.num_heads} heads, "
@@ -105,7 +113,7 @@ def config_from_hugging_face(fields: Mapping[str, Any]) -> ModelConfig:
         )
     except KeyError as error:
         raise CheckpointError(f"config.json lacks {error}") from error
-    except (TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise CheckpointError(f"config.json: {error}") from error
     return check_config(config)
 
@@ -128,6 +136,7 @@ def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool
         heads = int(metadata["llama.attention.head_count"])
         hidden = int(metadata["llama.embedding_length"])
         head_dim = int(metadata.get("llama.attention.key_length", hidden // heads))
+        rotary_dim = int(metadata.get("llama.rope.dimension_count", head_dim))
         config = ModelConfig(
             architecture="LlamaForCausalLM",
             hidden_size=hidden,
@@ -145,9 +154,9 @@ def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool
         )
     except KeyError as error:
         raise CheckpointError(f"GGUF metadata lacks {error}") from error
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise CheckpointError(f"GGUF metadata: {error}") from error
-    if int(metadata.get("llama.rope.dimension_count", head_dim)) != head_dim:
+    if rotary_dim != head_dim:
         raise UnsupportedModelError("rotary over a part of the head is not supported")
     return check_config(config)
 

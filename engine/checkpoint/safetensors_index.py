@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.files import read_small, regular_file
 from engine.checkpoint.tensors import TensorEntry, plain_bytes
 
 _LENGTH = struct.Struct("<Q")
@@ -35,8 +36,8 @@ def _files(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
-            names = set(msgspec.json.decode(index.read_bytes())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            names = set(msgspec.json.decode(read_small(index))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{index.name} is corrupt: {error}") from error
         return [directory / Path(str(name)).name for name in sorted(names)]
     files = sorted(directory.glob("*.safetensors"))
@@ -47,7 +48,7 @@ def _files(directory: Path) -> list[Path]:
 
 def _index_file(file: Path) -> dict[str, TensorEntry]:
     try:
-        with file.open("rb") as stream:
+        with regular_file(file).open("rb") as stream:
             (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
             if length > _MAX_HEADER_BYTES:
                 raise CheckpointError(f"{file.name}: the header is too long")
@@ -59,7 +60,7 @@ def _index_file(file: Path) -> dict[str, TensorEntry]:
             for name, fields in header.items()
             if name != "__metadata__"
         }
-    except (OSError, struct.error, msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
+    except (OSError, struct.error, KeyError, TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file.name} is missing or corrupt: {error}") from error
 
 

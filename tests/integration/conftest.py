@@ -26,8 +26,7 @@ def tiny_appliance(tiny_model_path: Path) -> Iterator[ApplianceProcess]:
     try:
         yield appliance.start()
     finally:
-        if appliance.process is not None and appliance.process.poll() is None:
-            appliance.stop()
+        appliance.stop()
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -39,6 +38,5 @@ def smollm2_appliance(smollm2_path: Path) -> Iterator[ApplianceProcess]:
     try:
         yield appliance.start()
     finally:
-        if appliance.process is not None and appliance.process.poll() is None:
-            appliance.stop()
+        appliance.stop()
         shutil.rmtree(path, ignore_errors=True)

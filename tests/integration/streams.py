@@ -39,7 +39,7 @@ class Stream(threading.Thread):
         url = f"{self._appliance.url}/v1/chat/completions"
         headers = self._appliance.headers
         with (
-            httpx.Client(timeout=120) as client,
+            httpx.Client(timeout=120, verify=False) as client,  # noqa: S501
             client.stream("POST", url, json=self._body, headers=headers) as response,
         ):
             self.status = response.status_code

@@ -22,8 +22,7 @@ def appliance(root):
     )
     appliance.start()
     yield appliance
-    if appliance.process is not None and appliance.process.poll() is None:
-        appliance.stop()
+    appliance.stop()
 
 
 def test_a_killed_engine_fails_what_streamed_and_answers_what_had_not(
