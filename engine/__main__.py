@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 import msgspec
 
@@ -62,5 +63,16 @@ def _read_config(descriptor: int) -> EngineConfig:
     return config
 
 
+def end(exit_code: int) -> NoReturn:
+    """End the process without tearing the interpreter down.
+
+    With torch that takes 0.5 to 1.5 s, and nothing is left to give back.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

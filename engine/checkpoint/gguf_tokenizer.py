@@ -27,15 +27,6 @@ class GgufVocabulary(msgspec.Struct, frozen=True, kw_only=True):
     merges: Sequence[str]
 
 
-def special_tokens_of(vocabulary: GgufVocabulary) -> dict[str, int]:
-    """Return the control tokens and their ids: text of a user never becomes one of them."""
-    return {
-        vocabulary.tokens[token_id]: token_id
-        for token_id, kind in enumerate(vocabulary.token_types)
-        if kind == _CONTROL
-    }
-
-
 def build_tokenizer(vocabulary: GgufVocabulary) -> "Tokenizer":
     """Build a byte-level BPE tokenizer equal to the one the file was converted from.
 
@@ -49,6 +40,8 @@ def build_tokenizer(vocabulary: GgufVocabulary) -> "Tokenizer":
         raise UnsupportedModelError(
             f"GGUF tokenizer {vocabulary.model!r} is not supported; supported: gpt2"
         )
+    if len(vocabulary.tokens) != len(vocabulary.token_types):
+        raise CheckpointError("the GGUF vocabulary has not one type for each token")
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     pre_tokenizer = _pre_tokenizer(vocabulary.pre)
     try:
@@ -58,16 +51,20 @@ def build_tokenizer(vocabulary: GgufVocabulary) -> "Tokenizer":
     tokenizer.pre_tokenizer = pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     tokenizer.add_special_tokens(
-        [AddedToken(text, special=True, normalized=False) for text in special_tokens_of(vocabulary)]
-    )
-    tokenizer.add_tokens(
         [
-            AddedToken(vocabulary.tokens[token_id], normalized=False)
-            for token_id, kind in enumerate(vocabulary.token_types)
-            if kind == _USER_DEFINED
+            AddedToken(text, special=True, normalized=False)
+            for text in _tokens_of(vocabulary, _CONTROL)
         ]
     )
+    tokenizer.add_tokens(
+        [AddedToken(text, normalized=False) for text in _tokens_of(vocabulary, _USER_DEFINED)]
+    )
     return tokenizer
+
+
+def _tokens_of(vocabulary: GgufVocabulary, wanted: int) -> list[str]:
+    typed = zip(vocabulary.tokens, vocabulary.token_types, strict=True)
+    return [token for token, kind in typed if kind == wanted]
 
 
 def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:

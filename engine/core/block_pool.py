@@ -1,13 +1,13 @@
 """The pool of KV blocks: which are free. Who holds which is written in the requests."""
 
-from collections import deque
 from collections.abc import Iterable
 
 
 class BlockPool:
     """Equal blocks of the KV cache, given out and taken back by number.
 
-    Free blocks are reused in the order of their release, so that a stale read shows up late.
+    The block that was released last is used next: memory of the cache that no load has ever needed
+    is never touched, so it never becomes resident.
 
     Args:
         num_blocks: Blocks `0 .. num_blocks - 1`.
@@ -19,7 +19,7 @@ class BlockPool:
             raise ValueError(f"no pool of {num_blocks} blocks of {block_size} tokens")
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self._free: deque[int] = deque(range(num_blocks))
+        self._free = list(reversed(range(num_blocks)))
         self._used: set[int] = set()
 
     @property
@@ -40,7 +40,7 @@ class BlockPool:
         """Take `count` blocks, or nothing and return None when fewer are free."""
         if count > len(self._free):
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [self._free.pop() for _ in range(count)]
         self._used.update(blocks)
         return blocks
 

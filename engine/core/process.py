@@ -36,8 +36,9 @@ EXIT_DEVICE_ERROR = 70
 EXIT_CONFIG_ERROR = 78
 """EX_CONFIG of sysexits.h."""
 
-FLUSH_S = 0.5
-"""For what waits in the outboxes at the end; the sockets linger after that."""
+FLUSH_S = 0.3
+"""For what waits in the outboxes at the end: time to connect again; the sockets linger after that.
+At an ordered shutdown the gateways are gone already, so this is what an engine's end takes."""
 JOIN_S = 2.0
 MAX_MAIL = 1024
 """Messages taken between two steps."""
@@ -69,6 +70,7 @@ class EngineCoreProc:
     def __init__(self, config: EngineConfig, make_runner: MakeRunner = torch_runner) -> None:
         self._config = config
         self._make_runner = make_runner
+        # unbounded: gateways bound what they have in flight, and aborts may not wait behind it
         self._mail: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._stopping = False
         self._records = RecordBuffer()

@@ -89,7 +89,9 @@ class TorchRunner:
         return self._facts(checkpoint, loaded, size)
 
     def execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
-        """Run one step; a request that cannot be computed becomes a fault of its own.
+        """Run one step; a request whose values are out of bounds becomes a fault of its own.
+
+        After an error the step may be run again: the same keys and values go to the same slots.
 
         Raises:
             DeviceFatalError: the device failed.
@@ -103,7 +105,9 @@ class TorchRunner:
             else:
                 sound.append(request)
         if sound:
-            _merge(result, self._run_or_isolate(sound))
+            computed = self._run(sound)
+            computed.faults |= result.faults
+            return computed
         return result
 
     def release(self, level: Literal[1, 2]) -> None:
@@ -183,25 +187,15 @@ class TorchRunner:
             cache.keys[:num_blocks].zero_()
             cache.values[:num_blocks].zero_()
 
-    def _run_or_isolate(self, batch: Sequence[ScheduledRequest]) -> StepResult:
-        """Run the batch; if it fails, run each request alone to find the one at fault.
-
-        Running again is safe: the same keys and values go to the same slots.
-        """
+    def _run(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Compute a batch; what torch raises when the device is lost is made fatal."""
         try:
-            return self._run(batch)
-        except Exception as error:  # whatever it is, it may not end the engine
-            _raise_if_fatal(error)
-            logger.exception("a step of %d requests failed", len(batch))
-            if len(batch) == 1:
-                return StepResult(faults={batch[0].request_id: f"{type(error).__name__} in a step"})
-        result = StepResult()
-        for request in batch:
-            _merge(result, self._run_or_isolate([request]))
-        return result
+            return self._compute(batch)
+        except torch.AcceleratorError as error:
+            raise DeviceFatalError(str(error)) from error
 
     @torch.inference_mode()
-    def _run(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+    def _compute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         loaded, kernels = self._alive(), self._kernels
         assert kernels is not None
         packed = pack(batch, kernels, self._bounds.block_size, self._device)
@@ -243,18 +237,6 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"device {name!r} is not there: {torch.cuda.device_count()} GPUs found")
     return device
-
-
-def _raise_if_fatal(error: Exception) -> None:
-    """Raise `DeviceFatalError` if the device is lost; running out of memory is not that."""
-    if isinstance(error, torch.AcceleratorError):
-        raise DeviceFatalError(str(error)) from error
-
-
-def _merge(into: StepResult, result: StepResult) -> None:
-    into.token_ids |= result.token_ids
-    into.logprobs |= result.logprobs
-    into.faults |= result.faults
 
 
 def _warm_up_request(length: int, block_size: int) -> ScheduledRequest:

@@ -183,7 +183,7 @@ class Utilities:
             self._sleep = None
             self._core.accepting = True
             running = len(self._core.scheduler.requests)
-            self._refuse(pending, "deadline_exceeded", f"{running} requests still run")
+            self._refuse(pending, "deadline_exceeded", f"requests that still run: {running}")
 
     def _fall_asleep(self, pending: PendingCall) -> None:
         call = pending.message.call

@@ -27,7 +27,10 @@ class TilePlan:
         self.tiles = tuple(sorted(tiles))
 
     def split(self, num_rows: int) -> list[int]:
-        """Return tile sizes whose sum is at least `num_rows`, largest first."""
+        """Return tile sizes whose sum is at least `num_rows`, largest first.
+
+        Of a number that `padded` returned the sum is that number: padded rows are split again.
+        """
         split: list[int] = []
         rest = num_rows
         while rest > 0:
@@ -43,7 +46,7 @@ class TilePlan:
     def _next(self, rest: int) -> int:
         above = [tile for tile in self.tiles if tile >= rest]
         below = [tile for tile in self.tiles if tile < rest]
-        if above and (not below or above[0] - rest <= _CALL_COST_ROWS):
+        if above and (not below or above[0] - rest < _CALL_COST_ROWS):
             return above[0]
         return below[-1]
 

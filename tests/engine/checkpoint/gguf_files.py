@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
 from engine.checkpoint.checkpoint import open_checkpoint
+from tests.tiny_model import SPECIAL
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -36,12 +37,17 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
-def write_gguf(source: Path, target: Path, kind: GGMLQuantizationType, **metadata: object) -> Path:
+def write_gguf(
+    source: Path,
+    target: Path,
+    kind: GGMLQuantizationType,
+    token_types: list[int] | None = None,
+    **metadata: object,
+) -> Path:
     """Convert a Hugging Face directory; `metadata` overrides keys (`None` leaves one out)."""
     checkpoint = open_checkpoint(source)
     config = checkpoint.config
     vocab = checkpoint.tokenizer().get_vocab()
-    special = set(checkpoint.special_tokens)
     tokens = sorted(vocab, key=vocab.__getitem__)
     values = {
         "llama.block_count": config.num_layers,
@@ -58,6 +64,8 @@ def write_gguf(source: Path, target: Path, kind: GGMLQuantizationType, **metadat
     for key, value in (values | metadata).items():
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
         elif value is not None:
             writer.add_uint32(key, value)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
@@ -66,7 +74,7 @@ def write_gguf(source: Path, target: Path, kind: GGMLQuantizationType, **metadat
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([3 if token in special else 1 for token in tokens])
+    writer.add_token_types(token_types or [3 if token in SPECIAL else 1 for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in merges_of(source)])
     for name in checkpoint.tensors:
         weight = checkpoint.read(name)

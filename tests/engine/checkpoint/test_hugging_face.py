@@ -1,6 +1,7 @@
 """Hugging Face directories: JSON in all its variants, safetensors whole and in shards."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from engine.checkpoint.checkpoint import CheckpointError, UnsupportedModelError, open_checkpoint
 from tests.tiny_model import CHATML, make_tiny_model
+
+NESTED = "nested deeper than Python's stack"
 
 
 @pytest.fixture
@@ -31,9 +34,7 @@ def test_a_directory_gives_everything_the_gateway_and_the_engine_need(directory)
     assert checkpoint.bos_token_id == 1
     assert checkpoint.chat_template == CHATML
     assert (checkpoint.bos_token, checkpoint.eos_token) == ("<|im_start|>", "<|im_end|>")
-    assert checkpoint.special_tokens == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
     assert checkpoint.tokenizer().encode("<|im_end|>").ids == [2]
-    assert checkpoint.total_bytes == sum(e.num_bytes for e in checkpoint.tensors.values())
 
 
 def test_weights_are_those_of_the_safetensors_package(directory):
@@ -124,6 +125,9 @@ def test_models_that_cannot_run_are_refused_by_name(directory, fields, reason):
         {"head_dim": 15},
         {"rope_scaling": "yes"},
         {"rope_scaling": {"rope_type": "linear"}},
+        {"rope_scaling": {"rope_type": "linear", "factor": 0}},
+        {"rope_theta": "nan"},
+        {"rms_norm_eps": -1},
     ],
 )
 def test_a_configuration_that_makes_no_sense_is_refused(directory, fields):
@@ -131,6 +135,40 @@ def test_a_configuration_that_makes_no_sense_is_refused(directory, fields):
 
     with pytest.raises(CheckpointError):
         open_checkpoint(directory)
+
+
+@pytest.mark.parametrize("templates", [["x"], [[]], [{"name": []}], [{"template": "x"}]])
+def test_a_list_without_a_default_template_gives_none(directory, templates):
+    edit(directory / "tokenizer_config.json", chat_template=templates)
+
+    assert open_checkpoint(directory).chat_template is None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda file: file.symlink_to("/dev/zero")])
+@pytest.mark.parametrize(
+    "name", ["config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja",
+             "model.safetensors", "model.safetensors.index.json"]
+)  # fmt: skip
+def test_what_is_no_file_is_refused_and_never_waited_for(directory, name, make):
+    (directory / name).unlink(missing_ok=True)
+    make(directory / name)
+
+    with pytest.raises(CheckpointError, match=name):
+        read_all(directory)
+
+
+def test_a_pipe_named_like_a_gguf_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+
+    with pytest.raises(CheckpointError, match="no regular file"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def read_all(directory: Path) -> None:
+    checkpoint = open_checkpoint(directory)
+    checkpoint.tokenizer()
+    for name in checkpoint.tensors:
+        checkpoint.read(name)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"a": 1}', "[" * 100_000])
@@ -154,6 +192,7 @@ def test_truncated_weights_are_refused(directory, length):
 @pytest.mark.parametrize(
     "entry",
     [
+        {"dtype": NESTED, "shape": [2], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [64], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
         {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]},
@@ -163,7 +202,8 @@ def test_truncated_weights_are_refused(directory, length):
     ],
 )
 def test_a_tensor_directory_that_makes_no_sense_is_refused(directory, entry):
-    header = json.dumps({"model.norm.weight": entry}).encode()
+    text = json.dumps({"model.norm.weight": entry}).replace(json.dumps(NESTED), "[" * 100_000)
+    header = text.encode()
     content = len(header).to_bytes(8, "little") + header + bytes(8)
     (directory / "model.safetensors").write_bytes(content)
 

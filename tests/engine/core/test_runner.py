@@ -59,6 +59,11 @@ def test_an_empty_batch_gives_an_empty_result(runner):
     assert not runner.execute([]).token_ids
 
 
+def test_a_prompt_of_any_length_is_computed(runner):
+    for length in range(1, 513, 3):
+        assert not runner.execute([share([7] * length, blocks=range(32))]).faults, length
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [

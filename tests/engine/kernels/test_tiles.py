@@ -1,5 +1,7 @@
 """Row counts are covered by tiles, and disagreeing tiles are found."""
 
+from itertools import combinations
+
 import pytest
 import torch
 
@@ -13,8 +15,17 @@ def test_every_row_count_is_covered_with_little_waste(tiles):
     for rows in range(1, 700):
         split = plan.split(rows)
         assert set(split) <= set(tiles)
-        assert rows <= sum(split) == plan.padded(rows) < rows + BASE_TILE + 1
+        assert rows <= sum(split) == plan.padded(rows) < rows + BASE_TILE
         assert split == sorted(split, reverse=True)
+
+
+def test_padded_rows_are_split_without_a_rest_whatever_tiles_agree():
+    others = [tile for tile in CANDIDATES if tile != BASE_TILE]
+    for count in range(len(CANDIDATES)):
+        for agreed in combinations(others, count):
+            plan = TilePlan([BASE_TILE, *agreed])
+            for rows in range(1, 700):
+                assert sum(plan.split(plan.padded(rows))) == plan.padded(rows)
 
 
 def test_a_short_rest_is_rounded_up_instead_of_calling_once_more():
