@@ -49,10 +49,14 @@ class WaitingRoom:
             )
         self.waiting += count
 
-    def leave(self, count: int = 1) -> None:
-        """Give places back: a first token came, or the request ended without one."""
+    def leave(self) -> None:
+        """Give a place back: a first token came, or the choice ended without one."""
+        self.waiting -= 1
+        self._departures_s.append(self._clock())
+
+    def cancel(self, count: int) -> None:
+        """Give places back that were never used: they say nothing about the pace."""
         self.waiting -= count
-        self._departures_s.extend([self._clock()] * count)
 
     def retry_after_s(self) -> float:
         """Time for half of those that wait to leave, at the pace of the last departures."""

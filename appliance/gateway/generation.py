@@ -120,12 +120,11 @@ class ChoiceRun:
             except EngineDeadError as error:
                 self._after_death(error)
 
-    async def settle(self, reason: AbortReason) -> None:
-        """Make sure that the engine is done with this choice and take its last word.
+    async def settle(self) -> None:
+        """Take the engine's last word on a choice that has ended or was aborted.
 
         The caller bounds the time; `close` must follow.
         """
-        self._abort(reason)
         try:
             while True:
                 collector = self._collector
@@ -210,7 +209,7 @@ class ChoiceRun:
         if finish_reason is not None:
             text += self._detokenizer.finish().text
         if stopped and output.finish_reason is None:
-            self._abort(AbortReason.STOP_STRING)
+            self.abort(AbortReason.STOP_STRING)
         self._count(used, finish_reason, start_ns)
         return Delta(
             index=self._state.index,
@@ -254,7 +253,7 @@ class ChoiceRun:
         self._detokenizer = self._new_detokenizer()
         self._sink.restart(self._state.index)
 
-    def _abort(self, reason: AbortReason) -> None:
+    def abort(self, reason: AbortReason) -> None:
         """Tell the engine, once; a dead engine need not be told."""
         if self._collector is None or self._is_aborted:
             return

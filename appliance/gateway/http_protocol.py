@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol with absolute deadlines, header bounds and a cap on connections.
 
 uvicorn has no deadline for the receipt of headers or body, so one trickling client could hold a
-connection for ever; and it keeps a stalled connection open until its buffer drains, so the
-application gets a way to cut it (`CUT_KEY` in the scope).
+connection for ever; and it keeps a stalled connection open until its buffer drains. So an answer
+that nobody takes is dropped, and the application gets a way to cut a stream (`CUT_KEY` in the
+scope).
 """
 
 import os
@@ -17,6 +18,8 @@ from appliance.gateway.openai.errors import ApiError
 
 HEADER_DEADLINE_S = 10.0
 BODY_DEADLINE_S = 30.0
+STALL_S = 30.0
+"""A whole answer of which nothing is taken for this long is dropped."""
 MAX_CONNECTIONS = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 """Of one listener; below the limit of descriptors, where accepting would spin."""
 CUT_KEY = "quarterdeck.cut"
@@ -31,6 +34,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     """One connection."""
 
     _deadline: TimerHandle | None = None
+    _stall_check: TimerHandle | None = None
     _header_bytes = 0
     _has_too_large_headers = False
 
@@ -43,8 +47,10 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._set_deadline(HEADER_DEADLINE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the deadline."""
+        """Forget the deadlines."""
         self._clear_deadline()
+        if self._stall_check is not None:
+            self._stall_check.cancel()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -75,12 +81,25 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._clear_deadline()
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        """The answer is written, though perhaps not taken."""
+        super().on_response_complete()
+        self._check_stall(None)
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP in the OpenAI shape."""
         if self._has_too_large_headers:
             self._refuse(ApiError("headers_too_large", "The request's headers are too large."))
         else:
             self._refuse(ApiError("invalid_http", msg))
+
+    def _check_stall(self, unsent_before: int | None) -> None:
+        """Drop the connection when no byte has left since the last look."""
+        unsent = self.transport.get_write_buffer_size()
+        if unsent and unsent == unsent_before:
+            self.transport.abort()
+        elif unsent:
+            self._stall_check = self.loop.call_later(STALL_S, self._check_stall, unsent)
 
     def _count_header_bytes(self, size_bytes: int) -> None:
         self._header_bytes += size_bytes

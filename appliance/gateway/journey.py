@@ -16,6 +16,9 @@ JOURNEY_KEY = "quarterdeck.journey"
 ENDED_BY_SOMEBODY = frozenset({"client_disconnected", "request_aborted", "engine_asleep"})
 """Codes of accepted requests that were ended on purpose, not by a failure."""
 
+QUOTES_INPUT = frozenset({"invalid_prompt"})
+"""Codes whose message is the template's, which may quote the chat: it stays out of records."""
+
 GENERATING: dict[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
@@ -132,7 +135,7 @@ class Journey:
             status=context.status,
             outcome=self.outcome,
             error_code=error.code if error else None,
-            error_detail=error.message if error else None,
+            error_detail=error.message if error and error.code not in QUOTES_INPUT else None,
             model=self.model,
             key_id=context.key.key_id if context.key else None,
             stream=parameters.stream if parameters else False,

@@ -1,7 +1,8 @@
 """Bounds on what a request may be before anybody looks into it: headers, body, nesting, number."""
 
 import asyncio
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -22,6 +23,8 @@ LARGE_BODY_BYTES = 64 << 10
 """Parsed in a thread from here on."""
 CLOSE = ((b"connection", b"close"),)
 
+ResultT = TypeVar("ResultT")
+
 
 class LimitsMiddleware:
     """Refuses what is malformed or too much, before the key is looked at."""
@@ -33,7 +36,6 @@ class LimitsMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or refuse it."""
         check_headers(scope)
-        await refuse_large_body(scope, receive)
         if self._at_once >= MAX_REQUESTS_AT_ONCE and not is_open(scope):
             message = "Too many requests at once; try again later."
             raise ApiError("server_overloaded", message, retry_after_s=1, headers=CLOSE)
@@ -59,7 +61,8 @@ async def refuse_large_body(scope: Scope, receive: Receive) -> None:
     declared = header_values(scope, b"content-length")
     if not declared or not declared[0].isdigit() or int(declared[0]) <= MAX_BODY_BYTES:
         return
-    if int(declared[0]) <= MAX_DISCARDED_BYTES:
+    is_on_its_way = not header_values(scope, b"expect")
+    if is_on_its_way and int(declared[0]) <= MAX_DISCARDED_BYTES:
         await _discard(receive, MAX_DISCARDED_BYTES)
     raise too_large()
 
@@ -118,10 +121,16 @@ async def read_json_object(scope: Scope, receive: Receive) -> tuple[dict[str, An
         )
     if header_values(scope, b"content-encoding") not in ([], [b"identity"]):
         raise ApiError("unsupported_media_type", "Compressed bodies are not accepted.")
+    await refuse_large_body(scope, receive)
     body = await read_body(receive)
-    if len(body) < LARGE_BODY_BYTES:
-        return parse_json_object(body), len(body)
-    return await asyncio.to_thread(parse_json_object, body), len(body)
+    return await in_proportion(len(body), lambda: parse_json_object(body)), len(body)
+
+
+async def in_proportion(size_bytes: int, work: Callable[[], ResultT]) -> ResultT:
+    """Do work that grows with a body: here when it is small, in a thread when it is large."""
+    if size_bytes < LARGE_BODY_BYTES:
+        return work()
+    return await asyncio.to_thread(work)
 
 
 def parse_json_object(body: bytes) -> dict[str, Any]:

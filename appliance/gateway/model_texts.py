@@ -2,18 +2,23 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from appliance.gateway.openai.errors import ApiError
+from appliance.gateway.openai.errors import ApiError, context_length_exceeded
+from engine.clock import now_ns
 
 if TYPE_CHECKING:
     from appliance.gateway.chat_template import ChatTemplate
     from appliance.gateway.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+LOAD_AGAIN_NS = 10_000_000_000
+"""A text that could not be loaded is tried again after this long, when somebody asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,15 @@ class ModelText:
         except TemplateError as error:
             raise ApiError("invalid_prompt", str(error), param="messages") from error
 
+    def check_length(self, num_chars: int, limit: int | None, param: str) -> None:
+        """Raise ApiError when so long a text has more than `limit` tokens, whatever it says.
+
+        To be asked before a text is encoded: that takes a second for each megabyte.
+        """
+        fewest = math.ceil(num_chars / self.tokenizer.longest_token_chars)
+        if limit is not None and fewest > limit:
+            raise context_length_exceeded(limit, fewest, param, at_least=True)
+
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Raise ApiError when an id is not in the vocabulary."""
         if any(not 0 <= token_id < self.tokenizer.vocab_size for token_id in token_ids):
@@ -67,13 +81,17 @@ class TextRegistry:
 
     def __init__(self) -> None:
         self._texts: dict[str, ModelText] = {}
-        self._failed: set[str] = set()
+        self._failed_ns: dict[str, int] = {}
         self._wanted: asyncio.Queue[str] = asyncio.Queue()
         self._requested: set[str] = set()
         self._changed = asyncio.Condition()
 
     def ensure(self, model_path: str) -> None:
-        """Begin to load a model's text, unless that was begun already."""
+        """Begin to load a model's text, unless that was begun already or failed lately."""
+        failed_ns = self._failed_ns.get(model_path)
+        if failed_ns is not None and now_ns() - failed_ns >= LOAD_AGAIN_NS:
+            del self._failed_ns[model_path]
+            self._requested.discard(model_path)
         if model_path not in self._requested:
             self._requested.add(model_path)
             self._wanted.put_nowait(model_path)
@@ -90,8 +108,7 @@ class TextRegistry:
                 self._texts[model_path] = await asyncio.to_thread(load_text, Path(model_path))
             except Exception:  # the gateway stays up and says so to whoever asks for this model
                 logger.exception("the tokenizer of %s could not be loaded", model_path)
-                self._failed.add(model_path)
-                self._requested.discard(model_path)
+                self._failed_ns[model_path] = now_ns()
             async with self._changed:
                 self._changed.notify_all()
 
@@ -103,12 +120,11 @@ class TextRegistry:
         """
         if model_path in self._texts:
             return self._texts[model_path]
-        self._failed.discard(model_path)
         self.ensure(model_path)
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(
-                    lambda: model_path in self._texts or model_path in self._failed
+                    lambda: model_path in self._texts or model_path in self._failed_ns
                 )
         except TimeoutError:
             message = "The model's tokenizer is still loading."

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 CONTEXT_KEY = "quarterdeck"
 API_VERSION = b"2020-10-01"
-CLIENT_REQUEST_ID = re.compile(r"^[A-Za-z0-9._-]{1,64}$")
+CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class ClientGoneError(Exception):
@@ -89,7 +89,7 @@ def new_request_context(scope: Scope, *, is_local: bool) -> RequestContext:
         parent_span_id=parent.span_id if parent else None,
         received_ns=now_ns(),
         is_local=is_local,
-        client_request_id=label if label and CLIENT_REQUEST_ID.match(label) else None,
+        client_request_id=label if label and CLIENT_REQUEST_ID.fullmatch(label) else None,
     )
 
 

@@ -41,6 +41,8 @@ class Tokenizer:
         self._is_byte_level = _is_byte_level(self._reads_control)
         self._bytes: dict[int, bytes] = {}
         self.vocab_size: int = checkpoint.config.vocab_size
+        self.longest_token_chars: int = max(map(len, self._plain.get_vocab()), default=1)
+        """No token stands for more characters of a text."""
         self.bos_token_id: int | None = checkpoint.bos_token_id
         self.bos_token: str | None = checkpoint.bos_token
         self.eos_token_ids: tuple[int, ...] = checkpoint.eos_token_ids
@@ -172,7 +174,9 @@ class Tokenizer:
 
 def _encode(tokenizer: tokenizers.Tokenizer, text: str) -> list[int]:
     try:
-        return tokenizer.encode(text, add_special_tokens=False).ids
+        # A batch of one, because `encode` keeps the interpreter's lock: two megabytes of text then
+        # stop every other request for seconds.
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     except TypeError as error:  # the binding's word for a string that has no UTF-8
         raise ValueError("the text holds half a surrogate pair") from error
 

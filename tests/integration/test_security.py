@@ -106,7 +106,11 @@ def test_a_web_page_elsewhere_cannot_drive_the_appliance(tiny_appliance: Applian
 
 
 NUMBERS: list[Any] = [
-    -1, 0, 2**31, 2**63, 2**70, 1e308, "5", True, [], {}, 1.5, "nan",
+    -1, 0, 2**31, 2**63, 2**70, 1e308, -1e308, "5", True, [], {}, 1.5, "nan", None,
+]  # fmt: skip
+NUMERIC_FIELDS = [
+    "temperature", "top_p", "min_p", "top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs",
+    "best_of", "frequency_penalty", "presence_penalty", "repetition_penalty", "priority",
 ]  # fmt: skip
 BAD: list[dict[str, Any]] = [
     *({"temperature": v} for v in (-1, 2.1, "5", True, [], 1e308)),
@@ -171,6 +175,24 @@ def test_every_bad_value_is_a_400_and_other_streams_do_not_notice(
 
     assert beside.done
     assert beside.text == alone.text
+    after = tiny_appliance.engine()
+    assert (after["epoch"], after["restarts"]) == (before["epoch"], before["restarts"])
+
+
+@pytest.mark.parametrize("field", NUMERIC_FIELDS)
+def test_every_number_in_every_field_of_completions_is_honoured_or_a_400(
+    tiny_appliance: ApplianceProcess, field: str
+):
+    before = tiny_appliance.engine()
+    body = {"model": tiny_appliance.model, "prompt": "x", "max_tokens": 2}
+    for value in NUMBERS:
+        answer = tiny_appliance.post("/v1/completions", body | {field: value})
+        assert answer.status_code in {200, 400}, (value, answer.text[:200])
+        if answer.status_code == 400:
+            error = answer.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}, value
+            # beyond 64 bits a number is no JSON that we read, so no field is named
+            assert error["param"] == (None if error["code"] is None else field), value
     after = tiny_appliance.engine()
     assert (after["epoch"], after["restarts"]) == (before["epoch"], before["restarts"])
 

@@ -62,7 +62,10 @@ def chat_encoder(fields: Mapping[str, Any]) -> Encode:
         message = "'continue_final_message' and 'add_generation_prompt' exclude each other."
         raise invalid("continue_final_message", message)
 
-    def encode(text: "ModelText") -> list[tuple[int, ...]]:
+    num_chars = sum(len(message["content"]) for message in messages)
+
+    def encode(text: "ModelText", limit: int | None) -> list[tuple[int, ...]]:
+        text.check_length(num_chars, limit, "messages")
         ids = text.encode_chat(
             messages, add_generation_prompt=opens, continue_final_message=continues
         )

@@ -101,7 +101,9 @@ def _empty() -> ApiError:
 
 
 def _encoder(prompts: list[Prompt], adds_special: bool) -> Encode:
-    def encode(text: "ModelText") -> list[tuple[int, ...]]:
+    def encode(text: "ModelText", limit: int | None) -> list[tuple[int, ...]]:
+        for prompt in prompts:
+            text.check_length(len(prompt) if isinstance(prompt, str) else 0, limit, "prompt")
         return [_encode_one(text, prompt, adds_special) for prompt in prompts]
 
     return encode

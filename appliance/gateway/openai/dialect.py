@@ -13,8 +13,11 @@ from appliance.gateway.openai.sse import Frames
 if TYPE_CHECKING:
     from appliance.gateway.model_texts import ModelText
 
-Encode = Callable[["ModelText"], list[tuple[int, ...]]]
-"""Renders and tokenizes; blocking; returns one list of ids for each prompt. Raises ApiError."""
+Encode = Callable[["ModelText", int | None], list[tuple[int, ...]]]
+"""Renders and tokenizes; blocking; returns one list of ids for each prompt. Raises ApiError.
+
+The number is the context's length, if it is known and matters.
+"""
 
 
 @dataclass(frozen=True, slots=True)

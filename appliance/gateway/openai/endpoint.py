@@ -6,7 +6,7 @@ from starlette.types import Receive, Scope, Send
 
 from appliance.gateway.data_plane import DataPlane, LiveRequest
 from appliance.gateway.journey import journey_of
-from appliance.gateway.limits import read_json_object
+from appliance.gateway.limits import in_proportion, read_json_object
 from appliance.gateway.openai.dialect import Dialect
 from appliance.gateway.openai.errors import ApiError
 from appliance.gateway.openai.exchange import Exchange
@@ -32,7 +32,9 @@ class GeneratingEndpoint:
         assert journey is not None
         plane.refuse_when_draining()
         body, body_bytes = await read_json_object(scope, receive)
-        parameters, encode = self._dialect.parse(body, strict=plane.strict_parameters)
+        parameters, encode = await in_proportion(
+            body_bytes, lambda: self._dialect.parse(body, strict=plane.strict_parameters)
+        )
         journey.parameters = parameters
         context.ignored = parameters.ignored
         if parameters.ignored:

@@ -166,12 +166,15 @@ def unsupported_value(param: str, supported: str) -> ApiError:
     return ApiError("unsupported_value", message, param=param)
 
 
-def context_length_exceeded(limit: int, prompt_tokens: int, param: str) -> ApiError:
+def context_length_exceeded(
+    limit: int, prompt_tokens: int, param: str, *, at_least: bool = False
+) -> ApiError:
     """The prompt leaves no room for a token; clients parse this text for both numbers."""
     what = "messages" if param == "messages" else "prompt"
+    count = f"at least {prompt_tokens}" if at_least else str(prompt_tokens)
     return ApiError(
         "context_length_exceeded",
         f"This model's maximum context length is {limit} tokens. "
-        f"However, your {what} resulted in {prompt_tokens} tokens.",
+        f"However, your {what} resulted in {count} tokens.",
         param=param,
     )

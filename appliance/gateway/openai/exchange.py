@@ -23,6 +23,7 @@ from appliance.gateway.generation import (
 )
 from appliance.gateway.http_protocol import CUT_KEY
 from appliance.gateway.journey import ChoiceState, Journey
+from appliance.gateway.limits import in_proportion
 from appliance.gateway.openai.collected import Collected
 from appliance.gateway.openai.dialect import Answer, Dialect, Encode, unix_now
 from appliance.gateway.openai.errors import ApiError, context_length_exceeded
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 BYTES_PER_TOKEN = 4
 """Of a prompt, for the estimate that is charged before it is tokenized."""
+BYTES_PER_LOGPROB = 64
 UNKNOWN_ROOM = 1024
 ANONYMOUS = "anonymous"
 
@@ -101,16 +103,18 @@ class Exchange:
 
     async def settle(self, reason: AbortReason) -> None:
         """Hear the engines out, for a bounded time, and give everything back."""
+        for run in self._runs:
+            run.abort(reason)
         try:
             async with asyncio.timeout(self._plane.timing.settle_s):
                 for run in self._runs:
-                    await run.settle(reason)
+                    await run.settle()
         except TimeoutError:
             logger.warning("no last word on request %s", self._journey.context.request_id)
         finally:
             for run in self._runs:
                 run.close()
-            self._plane.admission.room.leave(self._places - len(self._runs))
+            self._plane.admission.room.cancel(self._places - len(self._runs))
             self._settle_charge()
 
     # ------------------------------------------------------------ admission
@@ -165,7 +169,8 @@ class Exchange:
         route = plane.fleet.routes(parameters.model)[0]
         text = await plane.texts.get(route.model_path, plane.hold_s)
         text.check_ids(parameters.fields.get("stop_token_ids", ()), "stop_token_ids")
-        prompts = await asyncio.to_thread(encode, text)
+        limit = plane.fleet.max_model_len(parameters.model)
+        prompts = await asyncio.to_thread(encode, text, limit)
         self._take_places((len(prompts) - 1) * parameters.n)
         journey.prompt_tokens = sum(map(len, prompts))
         journey.choices = [
@@ -181,7 +186,6 @@ class Exchange:
             text=text,
             prompts=prompts,
         )
-        limit = plane.fleet.max_model_len(parameters.model)
         if limit is not None:
             journey.max_tokens = max(self._rooms(answer, limit))
         return answer
@@ -215,10 +219,18 @@ class Exchange:
     async def _answer_at_once(self, answer: Answer) -> None:
         collected = Collected(answer.num_choices)
         await self._generate(answer, collected)
-        body = msgspec.json.encode(self._dialect.complete(answer, collected.choices))
+        body = await in_proportion(
+            self._answer_bytes(),
+            lambda: msgspec.json.encode(self._dialect.complete(answer, collected.choices)),
+        )
         self._journey.first_frame_ns = now_ns()
         self._journey.frames = 1
         await send_json(self._send, 200, body)
+
+    def _answer_bytes(self) -> int:
+        """About how long a plain answer gets."""
+        entries = 0 if self._parameters.logprobs is None else 1 + self._parameters.logprobs
+        return self._journey.completion_tokens * (BYTES_PER_TOKEN + entries * BYTES_PER_LOGPROB)
 
     async def _answer_stream(self, answer: Answer) -> None:
         stream = SseStream(

@@ -7,6 +7,7 @@ the answer's header and counted, or refused with `strict_parameters`.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from appliance.gateway.openai.checks import (
@@ -39,7 +40,7 @@ MAX_TOKENS = 1 << 24
 MAX_TOP_K = 1_000_000
 DEFAULT_COMPLETION_TOKENS = 16
 SEEDS = integer(-(2**63), 2**63 - 1)
-SAFE_FIELD_NAME = re.compile(r"^[A-Za-z0-9_.-]{1,64}$")
+SAFE_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_NAMED_FIELDS = 16
 
 HONOURED: dict[str, Check] = {
@@ -209,9 +210,9 @@ class Parameters:
 
 
 def check_fields(
-    body: Mapping[str, Any], table: Mapping[str, Check], *, strict: bool
+    body: Mapping[str, Any], table: Mapping[str, Check], *, strict: bool, prefix: str = ""
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the checked fields and the names of unknown ones.
+    """Return the checked fields and the paths of unknown ones; `prefix` is the object's own path.
 
     Raises:
         ApiError: a known field is wrong, or an unknown one is there and `strict` forbids it.
@@ -221,19 +222,20 @@ def check_fields(
     for name, value in body.items():
         check = table.get(name)
         if check is None:
-            unknown.append(name)
+            unknown.append(prefix + name)
         elif value is not None:
-            values[name] = check(value, name)
+            values[name] = check(value, prefix + name)
     if unknown and strict:
-        param = next(iter(_nameable(unknown)), None)
+        param = _nameable(unknown)[0]
         raise ApiError("unknown_parameter", "The request has an unknown parameter.", param=param)
     return values, tuple(_nameable(unknown))
 
 
 def _nameable(names: Iterable[str]) -> list[str]:
-    """Names that are safe in a header; the others are shown as `other`."""
-    safe = [name if SAFE_FIELD_NAME.match(name) else "other" for name in names]
-    return list(dict.fromkeys(safe))[:MAX_NAMED_FIELDS]
+    """The first names as they are safe in a header; others are shown as `other`."""
+    few = islice(names, MAX_NAMED_FIELDS)
+    safe = (name if SAFE_FIELD_NAME.fullmatch(name) else "other" for name in few)
+    return list(dict.fromkeys(safe))
 
 
 def parse_chat_parameters(body: Mapping[str, Any], *, strict: bool) -> Parameters:
@@ -243,7 +245,7 @@ def parse_chat_parameters(body: Mapping[str, Any], *, strict: bool) -> Parameter
     has_logprobs = fields.get("logprobs", False)
     if top and not has_logprobs:
         raise invalid("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.")
-    return _shared(fields, ignored, top if has_logprobs else None)
+    return _shared(fields, ignored, top if has_logprobs else None, strict=strict)
 
 
 def parse_completion_parameters(body: Mapping[str, Any], *, strict: bool) -> Parameters:
@@ -252,16 +254,16 @@ def parse_completion_parameters(body: Mapping[str, Any], *, strict: bool) -> Par
     logprobs = fields.get("logprobs")
     if logprobs is not None and fields.get("echo"):
         raise invalid("echo", "'echo' together with 'logprobs' is not supported by this server.")
-    return _shared(fields, ignored, logprobs)
+    return _shared(fields, ignored, logprobs, strict=strict)
 
 
 def _shared(
-    fields: Mapping[str, Any], ignored: tuple[str, ...], logprobs: int | None
+    fields: Mapping[str, Any], ignored: tuple[str, ...], logprobs: int | None, *, strict: bool
 ) -> Parameters:
     if "model" not in fields:
         raise missing("model")
     stream = fields.get("stream", False)
-    options = _stream_options(fields, stream=stream)
+    options, ignored_options = _stream_options(fields, stream=stream, strict=strict)
     wins = "max_completion_tokens" in fields
     param = "max_completion_tokens" if wins else "max_tokens"
     max_tokens = fields.get(param)
@@ -270,7 +272,7 @@ def _shared(
         raise invalid("min_tokens", f"'min_tokens' must not be greater than '{param}'.")
     return Parameters(
         fields=fields,
-        ignored=ignored,
+        ignored=ignored + ignored_options,
         model=fields["model"],
         n=fields.get("n", 1),
         max_tokens=max_tokens,
@@ -283,14 +285,12 @@ def _shared(
     )
 
 
-def _stream_options(fields: Mapping[str, Any], *, stream: bool) -> dict[str, bool]:
-    raw = fields.get("stream_options")
-    if raw is None:
-        return {}
+def _stream_options(
+    fields: Mapping[str, Any], *, stream: bool, strict: bool
+) -> tuple[dict[str, bool], tuple[str, ...]]:
+    if "stream_options" not in fields:
+        return {}, ()
     if not stream:
         raise invalid("stream_options", "'stream_options' needs 'stream' to be true.")
-    return {
-        name: boolean(value, f"stream_options.{name}")
-        for name, value in raw.items()
-        if name in STREAM_OPTIONS and value is not None
-    }
+    options = fields["stream_options"]
+    return check_fields(options, STREAM_OPTIONS, strict=strict, prefix="stream_options.")

@@ -43,7 +43,7 @@ class TokenizeRoutes:
         encode = _encoder(fields)
         model = self._model(fields)
         text = await self._text(model)
-        ids = (await asyncio.to_thread(encode, text))[0]
+        ids = (await asyncio.to_thread(encode, text, None))[0]
         body: dict[str, Any] = {
             "tokens": ids,
             "count": len(ids),
@@ -94,7 +94,7 @@ def _encoder(fields: Mapping[str, Any]) -> Encode:
         raise invalid("prompt", "'prompt' and 'messages' exclude each other.")
     adds_special = fields.get("add_special_tokens", True)
 
-    def encode(text: ModelText) -> list[tuple[int, ...]]:
+    def encode(text: ModelText, _limit: int | None) -> list[tuple[int, ...]]:
         ids = text.tokenizer.encode(fields["prompt"], add_special_tokens=adds_special)
         return [tuple(ids)]
 

@@ -237,6 +237,18 @@ async def test_content_types_and_sizes_are_bounded(run_dir, tiny_model_path):
         assert large.json()["error"]["code"] == "request_too_large"
 
 
+async def test_a_large_body_is_refused_before_it_is_sent_for(run_dir, tiny_model_path):
+    async with running(run_dir, tiny_model_path) as stand:
+        head = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n"
+            b"Content-Type: application/json\r\nExpect: 100-continue\r\n"
+        )
+        key = b"Authorization: Bearer " + KEY.encode() + b"\r\n"
+
+        assert status(await raw_head(stand.port, head + b"\r\n")) == 401
+        assert status(await raw_head(stand.port, head + key + b"\r\n")) == 413
+
+
 async def test_large_headers_and_junk_are_answered_in_shape(run_dir, tiny_model_path):
     async with running(run_dir, tiny_model_path) as stand:
         many = b"".join(b"x-%d: 1\r\n" % number for number in range(200))

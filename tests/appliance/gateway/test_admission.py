@@ -36,6 +36,22 @@ def test_a_full_room_refuses_and_tells_when_half_of_it_should_be_gone():
     assert caught.value.retry_after_s == pytest.approx(10 / 2 / (4 / 3))
 
 
+def test_places_that_were_never_used_say_nothing_about_the_pace():
+    clock = Clock()
+    room = WaitingRoom(10, clock)
+    room.enter(10)
+    for _ in range(2):
+        clock.now_s += 10
+        room.leave()
+    before_s = room.retry_after_s()
+
+    room.enter(2)
+    room.cancel(2)
+
+    assert room.waiting == 8
+    assert room.retry_after_s() == before_s
+
+
 def test_a_request_with_many_choices_takes_as_many_places():
     room = WaitingRoom(10, Clock())
     room.enter(8)

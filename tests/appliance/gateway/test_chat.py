@@ -7,6 +7,7 @@ import openai
 import pytest
 
 from tests.appliance.gateway.stand import CHAT, running
+from tests.appliance.gateway.text_models import with_template
 
 pytestmark = pytest.mark.anyio
 
@@ -158,6 +159,42 @@ async def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(run_dir,
         assert not stand.engine.received
 
 
+@pytest.mark.parametrize("name", ["messages", "prompt"])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(
+    run_dir, tiny_model_path, name
+):
+    async with running(run_dir, tiny_model_path) as stand:
+        http = await stand.http()
+        text = "a" * 100_000
+        body = {
+            "messages": {"messages": [{"role": "user", "content": text}]},
+            "prompt": {"prompt": ["x", text]},
+        }[name]
+        url = "/v1/chat/completions" if name == "messages" else "/v1/completions"
+
+        answer = await http.post(url, json={"model": "tiny", **body})
+
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == name
+        longest = len(" !?.,:;()[]{}<>|@#$%&*+-=/")
+        assert f"resulted in at least {-(-100_000 // longest)} tokens" in error["message"]
+
+
+async def test_what_a_template_says_of_a_chat_is_told_but_not_recorded(run_dir, tmp_path):
+    template = "{{ raise_exception('no: ' + messages[0]['content']) }}"
+    async with running(run_dir, with_template(tmp_path / "strict", template)) as stand:
+        http = await stand.http()
+
+        answer = await http.post("/v1/chat/completions", json=CHAT)
+        record = await stand.supervisor.record(answer.headers["x-request-id"])
+
+        assert answer.status_code == 400
+        assert "no: The capital" in answer.json()["error"]["message"]
+        assert record.error_code == "invalid_prompt"
+        assert record.error_detail is None
+
+
 async def test_control_tokens_that_a_user_types_are_plain_text(run_dir, tiny_model_path):
     async with running(run_dir, tiny_model_path) as stand:
         sdk = await stand.sdk()
@@ -172,7 +209,7 @@ async def test_control_tokens_that_a_user_types_are_plain_text(run_dir, tiny_mod
 async def test_unknown_fields_are_named_and_strictness_refuses_them(run_dir, tiny_model_path):
     async with running(run_dir, tiny_model_path) as stand:
         http = await stand.http()
-        body = {**CHAT, "max_tokens": 1, "flux": 1, "bad\r\nname": 2}
+        body = {**CHAT, "max_tokens": 1, "flux": 1, "bad\r\nname": 2, "end\n": 3}
 
         answer = await http.post("/v1/chat/completions", json=body)
 
@@ -185,3 +222,19 @@ async def test_unknown_fields_are_named_and_strictness_refuses_them(run_dir, tin
 
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "unknown_parameter"
+
+
+async def test_unknown_stream_options_are_unknown_fields(run_dir, tiny_model_path):
+    body = {**CHAT, "max_tokens": 1, "stream": True, "stream_options": {"flux": 1}}
+    async with running(run_dir, tiny_model_path) as stand:
+        http = await stand.http()
+
+        answer = await http.post("/v1/chat/completions", json=body)
+
+        assert answer.headers["x-quarterdeck-ignored"] == "stream_options.flux"
+    async with running(run_dir, tiny_model_path, strict_parameters=True) as stand:
+        http = await stand.http()
+
+        answer = await http.post("/v1/chat/completions", json=body)
+
+        assert answer.json()["error"]["param"] == "stream_options.flux"

@@ -6,13 +6,20 @@ import socket
 
 import msgspec
 import openai
+import psutil
 import pytest
 
 from appliance.control_link.messages import GatewayRecords, GatewayStopped, WakeEngine
 from appliance.gateway.data_plane import Timing
 from appliance.telemetry.records import Outcome
 from engine.wire.messages import AbortReason, Sleep
-from tests.appliance.gateway.fake_supervisor import GATEWAY, FakeSupervisor, a_ready, a_route
+from tests.appliance.gateway.fake_supervisor import (
+    GATEWAY,
+    KEY,
+    FakeSupervisor,
+    a_ready,
+    a_route,
+)
 from tests.appliance.gateway.stand import CHAT, running
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +68,20 @@ async def test_a_client_that_leaves_a_plain_request_is_aborted(run_dir, tiny_mod
         assert stand.engine.aborts[0].reason is AbortReason.CLIENT_DISCONNECTED
         assert counts["aborted"] == 1
         assert counts["running"] == 0
+
+
+async def test_all_choices_of_a_client_that_leaves_are_aborted_at_once(run_dir, tiny_model_path):
+    async with running(run_dir, tiny_model_path, step_s=0.005) as stand:
+        http = await stand.http()
+        asking = asyncio.ensure_future(http.post(URL, json={**ENDLESS, "n": 8}))
+        await until(lambda: len(stand.engine.received) == 8)
+
+        stand.engine.may_step.clear()  # no last word comes that could be waited for
+        asking.cancel()
+        await until(lambda: sum(len(a.request_ids) for a in stand.engine.aborts) == 8, 1.0)
+        stand.engine.may_step.set()
+
+        assert (await stand.supervisor.totals(1))["aborted"] == 1
 
 
 async def test_a_death_before_the_first_token_is_not_seen_by_the_client(run_dir, tiny_model_path):
@@ -283,29 +304,43 @@ async def test_an_operators_abort_reaches_held_and_running_requests(run_dir, tin
         assert stand.engine.aborts[0].reason is AbortReason.OPERATOR
 
 
+async def ask_without_reading(port: int, *, stream: bool) -> socket.socket:
+    """Ask for an answer that is too large for the buffers of the socket."""
+    fields = {"n": 8, "max_tokens": 480, "logprobs": True, "top_logprobs": 20, "stream": stream}
+    body = json.dumps({**CHAT, **fields}).encode()
+    head = (
+        f"POST {URL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", port))
+    await loop.sock_sendall(sock, head.encode() + body)
+    return sock
+
+
+def connections_to(port: int) -> list[object]:
+    """The server's ends of connections; tests run the gateway in this process."""
+    mine = psutil.Process().net_connections("tcp")
+    return [c for c in mine if c.laddr.port == port and c.status != psutil.CONN_LISTEN]
+
+
+async def test_a_plain_answer_that_nobody_takes_is_dropped(run_dir, tiny_model_path, monkeypatch):
+    monkeypatch.setattr("appliance.gateway.http_protocol.STALL_S", 0.2)
+    async with running(run_dir, tiny_model_path, step_s=0) as stand:
+        with await ask_without_reading(stand.port, stream=False):
+            counts = await stand.supervisor.totals(1)
+            assert counts["finished"] == 1
+
+            await until(lambda: not connections_to(stand.port))
+
+
 async def test_a_reader_that_stalls_is_cut_off(run_dir, tiny_model_path):
     stall = Timing(stall_s=0.2, settle_s=2.0)
     async with running(run_dir, tiny_model_path, timing=stall, step_s=0) as stand:
-        body = json.dumps(
-            {
-                **CHAT,
-                "n": 8,
-                "max_tokens": 480,
-                "stream": True,
-                "logprobs": True,
-                "top_logprobs": 20,
-            }
-        ).encode()
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, ("127.0.0.1", stand.port))
-        head = (
-            f"POST {URL} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-test-inference\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        await loop.sock_sendall(sock, head.encode() + body)
+        sock = await ask_without_reading(stand.port, stream=True)
 
         counts = await stand.supervisor.totals(1)
         sock.close()

@@ -1,6 +1,8 @@
 import random
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,17 @@ def test_an_id_without_a_token_has_a_text_but_no_bytes(tmp_path: Path):
 def test_decoding_an_id_outside_the_vocabulary_is_an_error(smollm2: Tokenizer, token_id: int):
     with pytest.raises(ValueError, match=f"token id {token_id} is not in 0..49151"):
         smollm2.decode([5, token_id])
+
+
+def test_a_long_text_is_encoded_beside_other_threads(smollm2: Tokenizer):
+    encoding = threading.Thread(target=smollm2.encode, args=("word " * 200_000,))
+    turns = 0
+    encoding.start()
+    while encoding.is_alive():
+        turns += 1
+        time.sleep(0.001)
+
+    assert turns > 20  # three or so when the interpreter is locked meanwhile
 
 
 def test_half_a_surrogate_pair_is_an_error(smollm2: Tokenizer):
