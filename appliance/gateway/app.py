@@ -60,7 +60,9 @@ class DataPlaneApp:
         journey = journey_of(scope, context)
         if journey is not None:
             plane.ledger.close(journey)
-            plane.records.finished(journey)
+            if context.authenticated_ns is not None:
+                # strangers are counted, but may not push others' requests out of the lists
+                plane.records.finished(journey)
 
 
 def build_routes(plane: DataPlane) -> list[Route]:

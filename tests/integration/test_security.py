@@ -67,6 +67,22 @@ def test_nothing_but_the_probes_answers_without_a_right_key(
                 assert status in {400, 401, 403, 431}, (url, path, method, status)
 
 
+def test_requests_without_a_key_are_counted_but_fill_no_list(tiny_appliance: ApplianceProcess):
+    def rejected() -> float:
+        return tiny_appliance.metric("quarterdeck_requests_rejected_total", code="invalid_api_key")
+
+    before = rejected()
+    for _ in range(3):
+        url = f"{tiny_appliance.url}/v1/chat/completions"
+        assert tiny_appliance.http.post(url, json={}).status_code == 401
+    known = tiny_appliance.chat("known", max_tokens=1).headers["x-request-id"]
+
+    wait_until(lambda: rejected() == before + 3, 5)
+    rows = tiny_appliance.admin("/admin/v1/requests", params={"limit": 100}).json()["items"]
+    assert known in {row["id"] for row in rows}
+    assert all(row["status"] != 401 for row in rows)
+
+
 def test_an_inference_key_opens_no_admin_route(tiny_appliance: ApplianceProcess):
     before = tiny_appliance.engine()
     for path in admin_paths(tiny_appliance):
