@@ -4,8 +4,13 @@ The file is versioned by `PRAGMA user_version`. A migration is a list of SQL sta
 one version to the next; it runs in one transaction with the new version number.
 """
 
+import contextlib
+import logging
 import sqlite3
+from collections.abc import Generator
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 _KEYS = """
 CREATE TABLE keys (
@@ -40,37 +45,55 @@ class NewerStateError(Exception):
 
 
 class StateDatabase:
-    """The open state file. Use it from the thread that opened it."""
+    """The open state file. Use it from the thread that opened it.
+
+    A disk that fills up while the appliance runs costs what should survive its end, not its work.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
+        self._issued: dict[str, int] = {}
 
     def next_epoch(self, name: str) -> int:
         """Issue the next epoch of an engine or gateway; it is in the file before it is returned."""
-        with self.connection:
-            row = self.connection.execute(
-                "INSERT INTO epochs (name, epoch) VALUES (?, 1)"
-                " ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1 RETURNING epoch",
-                (name,),
-            ).fetchone()
-        return int(row[0])
+        epoch = self._issued.get(name) or self._number(
+            "SELECT epoch FROM epochs WHERE name = ?", name
+        )
+        epoch = self._issued[name] = epoch + 1
+        with self._saving(f"epoch {epoch} of {name}"):
+            self.connection.execute(
+                "INSERT INTO epochs (name, epoch) VALUES (?, ?)"
+                " ON CONFLICT (name) DO UPDATE SET epoch = excluded.epoch",
+                (name, epoch),
+            )
+        return epoch
 
     def desired_sleep_level(self, engine_id: str) -> int:
         """Return how deep this engine should sleep; 0 is awake, also for an unknown engine."""
-        row = self.connection.execute(
-            "SELECT desired_sleep_level FROM engines WHERE id = ?", (engine_id,)
-        ).fetchone()
-        return int(row[0]) if row else 0
+        return self._number("SELECT desired_sleep_level FROM engines WHERE id = ?", engine_id)
 
     def set_desired_sleep_level(self, engine_id: str, level: int) -> None:
         """Remember how deep this engine should sleep, over restarts of engine and appliance."""
-        with self.connection:
+        with self._saving(f"sleep level {level} of {engine_id}"):
             self.connection.execute(
                 "INSERT INTO engines (id, desired_sleep_level) VALUES (?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET desired_sleep_level = excluded"
                 ".desired_sleep_level",
                 (engine_id, level),
             )
+
+    def _number(self, query: str, key: str) -> int:
+        row = self.connection.execute(query, (key,)).fetchone()
+        return int(row[0]) if row else 0
+
+    @contextlib.contextmanager
+    def _saving(self, what: str) -> Generator[None]:
+        """Hold a transaction; a file that takes no more is said and goes no further."""
+        try:
+            with self.connection:
+                yield
+        except sqlite3.OperationalError as error:
+            logger.error("%s is not saved: %s", what, error)  # noqa: TRY400 - its text says all
 
     def close(self) -> None:
         """Close the file."""

@@ -26,6 +26,7 @@ from appliance.control_link.supervisor_end import SupervisorLink
 from appliance.supervisor.admin.schemas import EngineRow
 from appliance.supervisor.desired_state import StateDatabase
 from appliance.supervisor.health import HealthLimits
+from appliance.supervisor.journal_texts import engine_text, gateway_text
 from appliance.supervisor.launcher.launcher import Launcher
 from appliance.supervisor.lifecycle import EngineState, Intent
 from appliance.supervisor.managed_engine import EngineHooks, EnginePlan, ManagedEngine
@@ -214,9 +215,9 @@ class Fleet:
             self._hub.engine_died(engine_id, epoch, reason)
         if self.engines[engine_id].life.intent is Intent.RUN:
             logger.warning("%s (epoch %d) died: %s", engine_id, epoch, reason)
-            self.journal("engine.died", "warning", engine_id, f"epoch {epoch}: {reason}")
+            self.journal("engine.died", "warning", engine_id, f"died (epoch {epoch}): {reason}")
         else:
-            self.journal("engine.ended", "info", engine_id, f"epoch {epoch}: {reason}")
+            self.journal("engine.ended", "info", engine_id, f"ended (epoch {epoch}): {reason}")
 
     def _engine_changed(self, engine: ManagedEngine) -> None:
         self.dirty.set()
@@ -227,13 +228,12 @@ class Fleet:
         self._orders.changed(engine, row)
 
     def _journal_state(self, engine: ManagedEngine) -> None:
-        state = engine.life.state
-        if self._journaled.get(engine.engine_id) is state:
+        state, before = engine.life.state, self._journaled.get(engine.engine_id)
+        if before is state:
             return
         self._journaled[engine.engine_id] = state
-        text = engine.life.reason or f"epoch {engine.life.epoch}"
         level = _LEVELS.get(state, "info")
-        self.journal(f"engine.{state}", level, engine.engine_id, text)
+        self.journal(f"engine.{state}", level, engine.engine_id, engine_text(engine, before))
 
     # ------------------------------------------------------------ gateways
 
@@ -268,8 +268,7 @@ class Fleet:
             except EngineClientError as error:
                 logger.debug("no requests of %s to abort: %s", name, error)
         if not self.is_draining:
-            self.journal("gateway.died", "warning", name, f"epoch {epoch}: {reason}")
+            self.journal("gateway.died", "warning", name, f"died (epoch {epoch}): {reason}")
 
     def _gateway_changed(self, gateway: ManagedGateway) -> None:
-        text = f"epoch {gateway.epoch}"
-        self.journal(f"gateway.{gateway.state}", "info", gateway.name, text)
+        self.journal(f"gateway.{gateway.state}", "info", gateway.name, gateway_text(gateway))

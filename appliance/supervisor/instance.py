@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 import os
+import sqlite3
 import ssl
 import sys
 import time
+from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -53,18 +55,30 @@ def run_instance(settings: Settings, listeners: Listeners, executable: Path | No
         models = resolve_models(settings)
         directory = find_state_dir(settings.state_dir)
         with contextlib.ExitStack() as stack:
-            stack.callback(StateLock(directory).release)
-            run = RunDirectory(directory)
-            stack.callback(run.remove)
-            check_run_dir(run.path)
-            state = open_state(directory / STATE_FILE)
-            stack.callback(state.close)
-            instance = Instance(settings, listeners, models, directory, run, state)
+            with _told_in_a_line(directory):
+                stack.callback(StateLock(directory).release)
+                run = RunDirectory(directory)
+                stack.callback(run.remove)
+                check_run_dir(run.path)
+                state = open_state(directory / STATE_FILE)
+                stack.callback(state.close)
+                instance = Instance(settings, listeners, models, directory, run, state)
             instance.introduce(executable)
             return asyncio.run(instance.run())
     except _REFUSALS as error:
         sys.stderr.write(f"quarterdeck: {error}\n")
         return FAILED
+
+
+@contextlib.contextmanager
+def _told_in_a_line(directory: Path) -> Generator[None]:
+    """Map what a full, read-only or damaged disk raises. Raises InstanceError."""
+    try:
+        yield
+    except OSError as error:
+        raise InstanceError(f"cannot use the state directory {directory}: {error}") from error
+    except sqlite3.Error as error:
+        raise InstanceError(f"cannot use {directory / STATE_FILE}: {error}") from error
 
 
 class Instance:

@@ -187,8 +187,10 @@ def _fall(now: Lifecycle, event: Died | HeartbeatMissed) -> Outcome:
 
 
 def _die(now: Lifecycle, event: Died) -> Outcome:
-    reason = _reason_of_death(now, event)
-    dead = replace(_calm(now), last_exit=reason, reason=reason, sleep_level=0)
+    last_exit = _last_exit(now, event)
+    # a configuration error is known by its words; its exit code tells nobody anything
+    reason = event.detail if event.is_config_error and event.detail else last_exit
+    dead = replace(_calm(now), last_exit=last_exit, reason=reason, sleep_level=0)
     if now.intent is Intent.RESTART:
         return _spawn(dead)
     if now.intent is Intent.STOP:
@@ -199,7 +201,7 @@ def _die(now: Lifecycle, event: Died) -> Outcome:
     return replace(dead, state=state), ()
 
 
-def _reason_of_death(now: Lifecycle, event: Died) -> str:
+def _last_exit(now: Lifecycle, event: Died) -> str:
     if now.phase == HUNG:
         return f"hung: {now.reason}; ended by {event.exit}"
     return f"{event.exit}: {event.detail}" if event.detail else event.exit

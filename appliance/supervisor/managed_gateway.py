@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -105,8 +106,13 @@ class ManagedGateway:
             self._change("ready")
 
     def stop(self) -> None:
-        """Let no successor start; the process itself is asked over the control link."""
+        """Let no successor start; a process that serves is asked over the control link.
+
+        One that has not greeted yet cannot be asked, and holds no requests.
+        """
         self._stopping.set()
+        if self.state == "starting" and self.child is not None:
+            self.child.signal(signal.SIGTERM)
 
     async def end(self) -> None:
         """End the process by signals, if it still runs, and start no other."""

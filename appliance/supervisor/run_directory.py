@@ -7,6 +7,7 @@ children that outlived it first, then its directory.
 
 import fcntl
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -23,6 +24,8 @@ from appliance.supervisor.launcher.identity import (
     is_running,
     kill_exactly,
 )
+
+logger = logging.getLogger(__name__)
 
 LOCK_FILE = "lock"
 OWNER_FILE = "owner"
@@ -89,8 +92,14 @@ class RunDirectory:
         return self.path / "admin.sock"
 
     def note_child(self, pid: int) -> None:
-        """Write down a child, for the sweep of the next start."""
-        _write_identity(self.path / CHILDREN_FILE, identity_of(pid))
+        """Write down a child, for the sweep of the next start.
+
+        The child runs already: a full disk only takes away this last of three ways to end it.
+        """
+        try:
+            _write_identity(self.path / CHILDREN_FILE, identity_of(pid))
+        except OSError as error:
+            logger.error("process %d is not written down: %s", pid, error)  # noqa: TRY400 - as said
 
     def publish_instance(self, facts: Mapping[str, Any]) -> None:
         """Write `instance.json`: how the command line finds this instance."""

@@ -82,6 +82,7 @@ class EngineLevels:
             levels.extend(
                 (names.ENGINE_STATE, (row.id, state), float(row.state == state)) for state in STATES
             )
+            levels.append((names.ENGINE_INFO, (row.id, row.model), 1.0))
             levels.append((names.ENGINE_RESTARTS, (row.id,), row.restarts))
             engine = self._engines.get(row.id)
             stats = engine.stats if engine is not None else None

@@ -175,6 +175,12 @@ ENGINE_STATE = Metric(
     "1 for the state that the engine is in.",
     ("engine", "state"),
 )
+ENGINE_INFO = Metric(
+    "quarterdeck_engine_info",
+    "gauge",
+    "1, with the engine's model: join it to the engine's other metrics.",
+    ("engine", "model"),
+)
 ENGINE_RESTARTS = Metric(
     "quarterdeck_engine_restarts_total", "counter", "Restarts of an engine.", ("engine",)
 )

@@ -185,14 +185,23 @@ class TraceDb:
         return pages * self._number("PRAGMA page_size")
 
     def retain(self, now_unix_ns: int) -> None:
-        """Delete what is too old, then the oldest until the file is small enough."""
-        oldest = self._number("SELECT coalesce(min(id), 0) FROM spans")
+        """Delete what is too old, and more of it if the file is too large."""
+        oldest = self._oldest()
         self._delete_before(now_unix_ns - self._max_age_ns)
-        if self.used_bytes() > self._max_bytes:
-            while self.used_bytes() > self._max_bytes * FREE_SHARE and self._delete_oldest():
-                pass
-        if oldest != self._number("SELECT coalesce(min(id), 0) FROM spans"):
-            self._delete_orphans()
+        if oldest != self._oldest():
+            self._give_back()
+        self.shrink()
+
+    def shrink(self) -> None:
+        """Delete the oldest if the file is too large; cheap when it is not."""
+        if self.used_bytes() <= self._max_bytes:
+            return
+        while self.used_bytes() > self._max_bytes * FREE_SHARE and self._delete_oldest():
+            pass
+        self._give_back()
+
+    def _oldest(self) -> int:
+        return self._number("SELECT coalesce(min(id), 0) FROM spans")
 
     def _number(self, query: str) -> int:
         return int(self._connection.execute(query).fetchone()[0])
@@ -204,11 +213,11 @@ class TraceDb:
                 "SELECT id FROM spans WHERE end_ns >= ? ORDER BY id LIMIT 1", (cutoff_ns,)
             ).fetchone()
             first_kept = self._next_id if newest is None else newest[0]
-            transaction.execute("DELETE FROM spans WHERE id < ?", (first_kept,))
+            _delete_spans_before(transaction, first_kept)
             transaction.execute("DELETE FROM requests WHERE received_ns < ?", (cutoff_ns,))
 
     def _delete_oldest(self) -> bool:
-        first = self._number("SELECT coalesce(min(id), 0) FROM spans")
+        first = self._oldest()
         last = self._number("SELECT coalesce(max(id), 0) FROM spans")
         if first == last:
             return False
@@ -217,17 +226,21 @@ class TraceDb:
             until = transaction.execute(
                 "SELECT end_ns FROM spans WHERE id >= ? ORDER BY id LIMIT 1", (cut,)
             ).fetchone()[0]
-            transaction.execute("DELETE FROM spans WHERE id < ?", (cut,))
-            transaction.execute("DELETE FROM links WHERE span < ?", (cut,))
+            _delete_spans_before(transaction, cut)
             transaction.execute("DELETE FROM requests WHERE received_ns < ?", (until,))
         return True
 
-    def _delete_orphans(self) -> None:
-        first = self._number("SELECT coalesce(min(id), 0) FROM spans")
-        with self._connection as transaction:
-            transaction.execute("DELETE FROM links WHERE span < ?", (first,))
+    def _give_back(self) -> None:
+        """Return the freed pages to the file system."""
         self._connection.execute("PRAGMA incremental_vacuum").fetchall()
         self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+
+def _delete_spans_before(transaction: sqlite3.Connection, first_kept: int) -> None:
+    """Delete older spans and the links to them."""
+    deleted = transaction.execute("DELETE FROM spans WHERE id < ?", (first_kept,))
+    if deleted.rowcount:
+        transaction.execute("DELETE FROM links WHERE span < ?", (first_kept,))
 
 
 def _span_row(span: SpanData, offset_ns: int) -> Iterable[Any]:

@@ -118,6 +118,7 @@ class TraceStore:
     def _write(self, spans: list[SpanData], requests: list[StoredRequest]) -> None:
         try:
             self._opened().insert(spans, requests)
+            self._opened().shrink()
         except Exception:  # a full disk must not end the thread
             if self.dropped == 0:
                 logger.exception("the trace store refused %d spans", len(spans))

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from appliance.supervisor.admin.schemas import KeyRow, Scope
+from appliance.supervisor.admin.schemas import KeyRow, Scope, includes
 
 OPEN: Final = None
 """No key needed."""
@@ -45,8 +45,6 @@ ROUTES: Final[dict[tuple[str, str], Scope | None]] = {
     ("POST", "/wake_up"): "operator",
     ("GET", "/is_sleeping"): "viewer",
 }
-
-_RANKS: Final[dict[Scope, int]] = {"inference": 0, "viewer": 1, "operator": 2, "admin": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +93,4 @@ def match(method: str, path: str) -> Match:
 
 def may(caller: Caller, scope: Scope) -> bool:
     """Whether the caller's scope includes `scope`."""
-    return _RANKS[caller.scope] >= _RANKS[scope]
+    return includes(caller.scope, scope)

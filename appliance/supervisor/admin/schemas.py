@@ -5,13 +5,16 @@ The dashboard and the command line import these and nothing else of the applianc
 """
 
 from datetime import datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 ItemT = TypeVar("ItemT")
 
 Scope = Literal["inference", "viewer", "operator", "admin"]
+"""Each opens what those before it open; `inference` opens the data plane alone."""
+Outcome = Literal["finished", "aborted", "failed", "rejected"]
+RequestState = Literal["held", "queued", "prefill", "decode", Outcome]
 EngineStateName = Literal[
     "starting",
     "ready",
@@ -23,6 +26,12 @@ EngineStateName = Literal[
     "crash_loop",
     "failed",
 ]
+
+
+def includes(held: Scope, needed: Scope) -> bool:
+    """Whether a key of the scope `held` may do what needs `needed`."""
+    ranks = get_args(Scope)
+    return ranks.index(held) >= ranks.index(needed)
 
 
 class Schema(BaseModel):
@@ -138,9 +147,7 @@ class RequestRow(Schema):
 
     id: str
     trace_id: str
-    state: Literal[
-        "held", "queued", "prefill", "decode", "finished", "aborted", "failed", "rejected"
-    ]
+    state: RequestState
     route: str
     model: str | None = None
     key_id: str | None = None

@@ -7,6 +7,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 
 from appliance.supervisor.admin.access import API
 from appliance.supervisor.admin.fleet_routes import caller_of
+from appliance.supervisor.admin.openapi import openapi_document
 from appliance.supervisor.admin.ports import FleetControl, KeyStore
 from appliance.supervisor.admin.schemas import (
     Collection,
@@ -50,7 +51,7 @@ def system_routes(app: FastAPI, fleet: FleetControl) -> APIRouter:
     @router.get("/openapi.json")
     async def openapi() -> dict[str, Any]:
         """This description."""
-        return app.openapi()
+        return openapi_document(app)
 
     return router
 

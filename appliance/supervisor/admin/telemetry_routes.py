@@ -1,6 +1,6 @@
 """What happens and happened: requests, traces, stats, events, metrics."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
 
@@ -10,7 +10,9 @@ from appliance.supervisor.admin.ports import TelemetryView
 from appliance.supervisor.admin.schemas import (
     Collection,
     JournalEvent,
+    Outcome,
     RequestRow,
+    RequestState,
     Stats,
     Trace,
     TraceRow,
@@ -19,7 +21,7 @@ from appliance.supervisor.admin.schemas import (
 MAX_ROWS = 1000
 
 Limit = Annotated[int, Query(ge=1, le=MAX_ROWS)]
-Outcome = Annotated[str | None, Query(max_length=32)]
+State = Literal["live", "ended", RequestState]
 LastEventId = Annotated[str | None, Header(alias="last-event-id")]
 
 
@@ -28,7 +30,7 @@ def request_routes(telemetry: TelemetryView) -> APIRouter:
     router = APIRouter(prefix=API, tags=["requests"])
 
     @router.get("/requests")
-    async def requests(state: Outcome = None, limit: Limit = 100) -> Collection[RequestRow]:
+    async def requests(state: State | None = None, limit: Limit = 100) -> Collection[RequestRow]:
         """Live requests first, then ended ones, newest first. `state`: live, ended or a state."""
         return Collection(items=telemetry.requests(state, limit))
 
@@ -40,7 +42,7 @@ def request_routes(telemetry: TelemetryView) -> APIRouter:
     @router.get("/traces")
     async def traces(
         limit: Limit = 50,
-        outcome: Outcome = None,
+        outcome: Outcome | None = None,
         min_ms: Annotated[float | None, Query(ge=0)] = None,
         model: Annotated[str | None, Query(max_length=256)] = None,
     ) -> Collection[TraceRow]:
@@ -80,7 +82,7 @@ def stats_routes(telemetry: TelemetryView) -> APIRouter:
         return EventStream(telemetry.subscribe(last_event_id(last_id)))
 
     @router.get("/metrics", response_class=Response)
-    async def metrics(accept: Annotated[str, Header()] = "") -> Response:
+    async def metrics(accept: Annotated[str, Header(include_in_schema=False)] = "") -> Response:
         """The Prometheus exposition."""
         content, media_type = await telemetry.metrics(accept)
         return Response(content, headers={"content-type": media_type})

@@ -40,6 +40,20 @@ def test_the_desired_sleep_level_survives(path: Path):
     state.close()
 
 
+def test_a_disk_that_takes_no_more_stops_nothing(path: Path, caplog: pytest.LogCaptureFixture):
+    state = open_state(path)
+    assert state.next_epoch("e0") == 1
+    state.connection.execute("PRAGMA query_only = ON")  # refuses as a full disk does
+    assert [state.next_epoch("e0"), state.next_epoch("e0"), state.next_epoch("e1")] == [2, 3, 1]
+    state.set_desired_sleep_level("e0", 2)
+    assert "sleep level 2 of e0 is not saved" in caplog.text
+
+    state.connection.execute("PRAGMA query_only = OFF")
+    assert state.next_epoch("e0") == 4
+    assert not state.connection.in_transaction
+    state.close()
+
+
 def test_a_sleep_level_that_does_not_exist_is_refused(path: Path):
     state = open_state(path)
     with pytest.raises(sqlite3.IntegrityError):

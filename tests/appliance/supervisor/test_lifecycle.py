@@ -153,6 +153,12 @@ def test_a_configuration_error_never_loops():
     assert (life.state, effects) == (EngineState.FAILED, ())
 
 
+def test_a_configuration_error_is_told_in_its_own_words():
+    life, _ = live(*START, Died("exit code 78", None, is_config_error=True, detail="no such file"))
+
+    assert (life.reason, life.last_exit) == ("no such file", "exit code 78: no such file")
+
+
 def test_a_crash_while_asleep_forgets_the_sleep_of_the_dead_process():
     assert live(*ASLEEP, CRASH)[0].sleep_level == 0
 

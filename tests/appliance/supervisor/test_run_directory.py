@@ -137,3 +137,12 @@ def test_a_private_file_is_replaced_whole(tmp_path: Path):
 
     assert json.loads(path.read_text()) == {"a": 2}
     assert [p.name for p in tmp_path.iterdir()] == ["instance.json"]
+
+
+def test_a_child_that_cannot_be_written_down_runs_on(state_dir: Path, base: Path):
+    run = RunDirectory(state_dir, base)
+    (run.path / "children").mkdir()  # opening it for writing fails, as on a full disk
+
+    run.note_child(os.getpid())
+
+    run.remove()

@@ -117,13 +117,14 @@ def test_an_appliance_starts_answers_and_ends_in_order(start, ports: tuple[int, 
     assert secret is not None
 
     with httpx.Client(timeout=10) as web:
-        assert web.get(f"http://127.0.0.1:{ports[0]}/readyz").status_code == 200
+        # the gateway is told within a moment; a request that comes earlier is held
         answer = web.post(
             f"http://127.0.0.1:{ports[0]}/v1/completions",
             json={"model": "tiny", "prompt": "hello", "max_tokens": 3},
             headers={"Authorization": f"Bearer {secret.group(1)}"},
         )
         assert answer.status_code == 200
+        assert web.get(f"http://127.0.0.1:{ports[0]}/readyz").status_code == 200
         assert web.get(f"http://127.0.0.1:{ports[1]}/admin/v1/engines").status_code == 401
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(instance.admin_socket))) as local:
         [row] = local.get("http://localhost/admin/v1/engines").json()["items"]
@@ -180,3 +181,31 @@ def test_a_killed_supervisor_leaves_nothing_and_its_successor_starts_at_once(
     assert row["epoch"] == 2
     again.process.terminate()
     assert again.process.wait(9 + 1) == 0, again.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_right_after_the_port_opens_ends_it_in_order(
+    start, ports: tuple[int, int], number: signal.Signals
+):
+    served: Served = start(ports)
+    deadline_s = time.monotonic() + WAIT_S
+    with socket.socket() as probe:
+        while probe.connect_ex(("127.0.0.1", ports[0])) and time.monotonic() < deadline_s:
+            time.sleep(0.002)
+        served.process.send_signal(number)
+
+    assert served.process.wait(9 + 1) == 0, served.text
+    assert "Traceback" not in served.text
+    assert not (served.state_dir / "instance.json").exists()
+
+
+def test_a_state_file_that_is_none_is_said_in_one_line(start, tmp_path: Path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "state.sqlite3").write_text("no database" * 100)
+
+    served: Served = start((0, 0))
+
+    assert served.process.wait(WAIT_S) == 1
+    assert served.text.splitlines() == [
+        f"quarterdeck: cannot use {tmp_path}/state/state.sqlite3: file is not a database"
+    ]

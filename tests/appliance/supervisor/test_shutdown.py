@@ -61,6 +61,14 @@ async def test_a_signal_drains_and_then_stops():
     assert appliance.asked == ["drain 30", "stop"]
 
 
+async def test_the_signals_do_afterwards_what_they_did_before():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with Shutdown(drain_s=30).signals():
+        pass
+
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
 async def test_the_deadline_ends_the_drain():
     appliance, shutdown = Endable(), Shutdown(drain_s=-0.99)
     shutdown.request()

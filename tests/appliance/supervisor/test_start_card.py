@@ -86,7 +86,7 @@ def row(state: str, **changes: Any) -> EngineRow:
     )
 
 
-def test_progress_is_shown_per_phase_and_now_and_then_within_one():
+def test_a_phase_is_shown_once_and_then_at_most_once_a_quarter_and_a_second():
     progress = StartProgress()
 
     def weights(done: int) -> EngineRow:
@@ -94,18 +94,24 @@ def test_progress_is_shown_per_phase_and_now_and_then_within_one():
 
     lines = [
         progress.line(row("starting", phase="spawn"), 0.0),
-        progress.line(weights(1), 0.1),
-        progress.line(weights(20), 0.5),
-        progress.line(weights(100), 1.2),
-        progress.line(row("ready"), 1.3),
-        progress.line(row("backoff", reason="SIGKILL"), 1.4),
+        progress.line(row("starting", phase="import"), 0.1),
+        progress.line(row("starting", phase="import", progress=Progress(done=0, total=1)), 1.5),
+        progress.line(row("starting", phase="import", progress=Progress(done=1, total=1)), 3.0),
+        progress.line(weights(1), 3.1),
+        progress.line(weights(60), 3.5),
+        progress.line(weights(90), 4.2),
+        progress.line(weights(99), 9.0),
+        progress.line(weights(170), 9.1),
+        progress.line(weights(200), 11.0),
+        progress.line(row("ready"), 11.1),
+        progress.line(row("backoff", reason="SIGKILL"), 12.0),
     ]
 
-    assert lines == [
-        "e0: starting spawn",
-        "e0: starting weights 0 %",
-        None,
-        "e0: starting weights 50 %",
+    assert [line for line in lines if line] == [
+        "e0: starting import",
+        "e0: starting weights",
+        "e0: starting weights 25 %",
+        "e0: starting weights 75 %",
         "e0: ready",
         "e0: backoff (SIGKILL)",
     ]

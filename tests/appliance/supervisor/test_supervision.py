@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from appliance.control_link.messages import FleetState
 from appliance.supervisor.health import HealthLimits
 from engine.clock import now_ns
-from tests.appliance.supervisor.appliance_under_test import appliance
+from tests.appliance.supervisor.appliance_under_test import WAIT_S, appliance
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -32,6 +33,38 @@ async def test_a_killed_engine_is_noticed_at_once_and_comes_back_as_a_new_epoch(
     assert dead.next_restart_at is not None
     assert again.pid != before.pid
     assert (again.restarts, again.last_exit, again.reason) == (1, "SIGKILL", None)
+
+
+async def test_the_journal_tells_the_life_of_an_engine_in_sentences(run_dir: Path):
+    async with appliance(run_dir, "well") as it:
+        pid = it.engine().pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await it.until_state("ready", epoch=2)
+        events = [e for e in reversed(it.hub.events(100)) if e.subject == "e0"]
+
+    texts = [re.sub(r"\d+\.\d s", "N s", event.text) for event in events]
+    assert texts == [
+        "starts",
+        "ready: fake, float32, 64 KV blocks, N s",
+        "died (epoch 1): SIGKILL",
+        "SIGKILL; next start in N s",
+        "starts again after: SIGKILL",
+        "ready: fake, float32, 64 KV blocks, N s",
+    ]
+
+
+async def test_a_gateway_that_has_not_greeted_does_not_delay_the_end(run_dir: Path):
+    async with appliance(run_dir, "well", gateways=1, ready=False) as it:
+        async with it_waits():
+            while it.supervisor.gateways()[0].pid is None:
+                await a_moment()
+        assert it.supervisor.gateways()[0].state == "starting"
+        began_ns = now_ns()
+        it.supervisor.begin_drain(30.0)
+
+        assert await it.supervisor.drained(WAIT_S)
+        assert (now_ns() - began_ns) / 1e9 < WAIT_S / 4
 
 
 async def test_messages_of_a_dead_epoch_are_fenced(run_dir: Path):

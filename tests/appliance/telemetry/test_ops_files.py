@@ -41,6 +41,12 @@ def assert_known(query: str) -> None:
     assert used <= labels | OF_PROMETHEUS, query
 
 
+def rules() -> dict[str, str]:
+    """Expressions by recorded name."""
+    found = re.findall(r"record: (\S+)\n\s+expr: >-\n((?: {10}.*\n)+)", RULES.read_text())
+    return {record: " ".join(query.split()) for record, query in found}
+
+
 def panels() -> list[dict]:
     return json.loads(DASHBOARD.read_text())["panels"]
 
@@ -74,8 +80,18 @@ def test_each_query_of_a_panel_names_metrics_and_labels_that_exist(panel: dict):
 
 
 def test_the_recording_rules_name_metrics_that_exist():
-    for query in re.findall(r"expr: (.*)", RULES.read_text()):
-        assert_known(query)
+    for query in rules().values():
+        assert_known(query.replace("model_name", "model"))
+
+
+def test_the_rules_give_vllms_names_with_the_label_that_its_dashboards_select_by():
+    for record, query in rules().items():
+        assert record.startswith("vllm:")
+        assert "model_name) (" in query or "model_name, le) (" in query
+    histograms = {record.removesuffix("_bucket") for record in rules() if "_bucket" in record}
+    assert len(histograms) == 6
+    for name in histograms:
+        assert {f"{name}_sum", f"{name}_count"} <= set(rules())
 
 
 def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path):
@@ -95,7 +111,7 @@ def test_promtool_accepts_the_configuration_and_the_rules(tmp_path: Path):
     )
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    assert "13 rules found" in checked.stdout
+    assert f"{len(rules())} rules found" in checked.stdout
 
 
 def test_prometheus_scrapes_the_control_plane_with_a_token_beside_its_configuration():

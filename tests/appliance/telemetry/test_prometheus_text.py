@@ -80,6 +80,7 @@ async def test_the_plain_format_holds_every_family_and_the_counts(hub: Hub):
 
     assert value("quarterdeck_requests_received_total", route=ROUTE) == 1
     assert value("quarterdeck_requests_ended_total", route=ROUTE, outcome="finished") == 1
+    assert value("quarterdeck_engine_info", engine="e0", model="tiny") == 1
     assert value("quarterdeck_engine_state", engine="e0", state="ready") == 1
     assert value("quarterdeck_engine_state", engine="e0", state="asleep") == 0
     assert value("quarterdeck_engine_restarts_total", engine="e0") == 2

@@ -132,3 +132,22 @@ async def test_a_file_that_cannot_be_written_costs_spans_and_nothing_else(tmp_pa
     await store.close()
 
     assert store.dropped == 1
+
+
+@pytest.mark.anyio
+async def test_a_flood_stays_below_the_size_at_once(tmp_path: Path):
+    from appliance.telemetry.trace_store import TraceStore
+    from appliance.telemetry.wall_clock import WallClock
+
+    limit = 1 << 20
+    store = TraceStore(tmp_path / "traces.sqlite", limit, 3600, WallClock())
+    for start in range(0, 8000, 500):
+        store.add_spans([span(at_ns) for at_ns in range(start, start + 500)])
+        used = await store._ask(lambda db: db.used_bytes())
+        assert used <= limit
+    await store.close()
+
+    assert store.dropped == 0
+    assert (
+        tmp_path / "traces.sqlite"
+    ).stat().st_size <= 1.5 * limit  # and a batch, before it is cut

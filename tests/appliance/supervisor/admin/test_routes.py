@@ -1,8 +1,11 @@
 """What the routes answer."""
 
+import json
+
 import httpx
 import pytest
 
+from appliance.supervisor.admin.access import ROUTES
 from tests.appliance.supervisor.admin.conftest import Plane
 from tests.appliance.supervisor.admin.in_memory import REQUEST_ID
 
@@ -154,6 +157,34 @@ async def test_the_description_is_behind_the_key_and_complete(local: httpx.Async
     described = (await local.get(f"{API}/openapi.json")).json()
 
     assert f"{API}/engines/{{engine_id}}/sleep" in described["paths"]
+
+
+async def test_the_description_names_the_scope_and_the_problems_of_each_route(
+    local: httpx.AsyncClient,
+):
+    await local.get(f"{API}/openapi.json")
+    described = (await local.get(f"{API}/openapi.json")).json()
+    paths, components = described["paths"], described["components"]
+
+    for (method, path), scope in ROUTES.items():
+        operation = paths[path][method.lower()]
+        assert operation["security"] == ([{"key": [scope]}] if scope else []), path
+        assert "422" not in operation["responses"]
+        assert ("default" in operation["responses"]) == (scope is not None)
+    assert components["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert "allowed_actions" in components["schemas"]["Problem"]["properties"]
+    refused = json.dumps(described).count("HTTPValidationError")
+    assert refused == 0
+
+
+@pytest.mark.parametrize("path", ["requests?state=blah", "traces?outcome=live"])
+async def test_a_state_that_does_not_exist_is_refused_with_those_that_do(
+    local: httpx.AsyncClient, path: str
+):
+    answer = await local.get(f"{API}/{path}")
+
+    assert answer.status_code == 422
+    assert "'finished', 'aborted', 'failed' or 'rejected'" in answer.json()["detail"]
 
 
 async def test_a_key_is_shown_once(local: httpx.AsyncClient):
