@@ -13,7 +13,7 @@ install: ## Install the product into .venv.
 dev: ## Install the product and the tools for tests into .venv.
 	@ops/setup.sh dev
 
-model: ## Pull the default model pack (SmolLM2-135M-Instruct, 98 MB).
+model: ## Pull the default model pack (SmolLM2-135M-Instruct, a download of 93 MB).
 	@$(BIN)/quarterdeck models pull smollm2
 
 serve: install model ## Install, pull the model, serve; flags in ARGS="--port 9000".

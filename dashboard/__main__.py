@@ -9,7 +9,7 @@ from typing import Final
 from dashboard.client.api import Endpoint
 from dashboard.source.demo import DemoSource
 from dashboard.source.frames import Source
-from dashboard.source.live import LiveSource
+from dashboard.source.live import LiveSource, Locate
 
 PERIOD_S: Final = 0.25
 PERIOD_OVER_SSH_S: Final = 1.0
@@ -19,7 +19,7 @@ USAGE_EXIT: Final = 2
 
 def run(
     base_url: str | None,
-    socket_path: str | None,
+    locate: Locate | None,
     api_key: str | None,
     *,
     demo: bool = False,
@@ -28,21 +28,23 @@ def run(
     """Show the dashboard until the operator leaves; returns the exit code.
 
     Args:
-        base_url: Address of the control plane; used when there is no socket.
-        socket_path: Unix socket of the control plane on this machine.
+        base_url: Address of the control plane.
+        locate: Returns the unix socket of the control plane on this machine, None while none runs;
+            used when there is no address.
         api_key: A key of scope viewer or more, for `base_url`.
         demo: Show an invented instance; needs no server.
         inference_key: For prompts that are tried over TCP; `QUARTERDECK_API_KEY` by default.
     """
+    socket_path = locate() if locate and not base_url else None
     if not demo and not base_url and not socket_path:
         sys.stderr.write("quarterdeck top: no instance is known; start one, or use --demo\n")
         return USAGE_EXIT
     prepare_environment(os.environ)
     source: Source = DemoSource()
     if not demo:
-        endpoint = Endpoint(socket_path, None if socket_path else base_url, api_key)
+        endpoint = Endpoint(socket_path, base_url, api_key)
         key = inference_key or os.environ.get("QUARTERDECK_API_KEY")
-        source = LiveSource(endpoint, key)
+        source = LiveSource(endpoint, key, locate=locate if socket_path else None)
     return _show(source, PERIOD_OVER_SSH_S if is_remote(os.environ) else PERIOD_S)
 
 
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", help="address of the control plane; key in QUARTERDECK_ADMIN_KEY")
     options = parser.parse_args(arguments)
     key = os.environ.get("QUARTERDECK_ADMIN_KEY")
-    return run(options.url, options.socket, key, demo=options.demo)
+    return run(options.url, lambda: options.socket, key, demo=options.demo)
 
 
 if __name__ == "__main__":

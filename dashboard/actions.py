@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Literal
 
+from appliance.supervisor.admin.schemas import Scope
+
 FLEET: Final = "fleet"
 REQUESTS: Final = "requests"
 TRACE: Final = "trace"
@@ -40,6 +42,8 @@ class Action:
     verb: str | None = None
     """Its name in `allowed_actions`; an action that is not allowed is dimmed."""
     tier: Tier = Tier.NONE
+    scope: Scope = "viewer"
+    """What a key needs for it; an action that the key is too small for is dimmed."""
     route: str | None = None
     rank: int = 50
     """Order in the footer; what does not fit is left out from the end."""
@@ -99,6 +103,7 @@ ACTIONS: Final = (
         screens=frozenset({FLEET}),
         of="engine",
         verb="sleep",
+        scope="operator",
         tier=Tier.CONFIRM,
         route="POST /admin/v1/engines/{id}/sleep",
         rank=11,
@@ -112,6 +117,7 @@ ACTIONS: Final = (
         screens=frozenset({FLEET}),
         of="engine",
         verb="wake",
+        scope="operator",
         tier=Tier.CONFIRM,
         route="POST /admin/v1/engines/{id}/wake",
         rank=12,
@@ -125,6 +131,7 @@ ACTIONS: Final = (
         screens=frozenset({FLEET}),
         of="engine",
         verb="restart",
+        scope="operator",
         tier=Tier.TYPE_ID,
         route="POST /admin/v1/engines/{id}/restart",
         rank=13,
@@ -135,6 +142,7 @@ ACTIONS: Final = (
         shown="x",
         label="abort",
         help="End the selected request; its client is told.",
+        scope="operator",
         screens=frozenset({FLEET, REQUESTS, TRACE}),
         of="request",
         tier=Tier.CONFIRM,

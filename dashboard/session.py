@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from appliance.supervisor.admin.schemas import EngineRow, RequestRow
+from appliance.supervisor.admin.schemas import EngineRow, RequestRow, Scope, includes
 from dashboard.source.frames import Frame, Source
 from dashboard.store.state import State, reduce
 from dashboard.verbs import Note
@@ -57,7 +57,17 @@ class Session:
     @property
     def role(self) -> str:
         """The operator's role, or that the screen is frozen."""
-        return "PAUSED" if self.is_paused else self.source.role
+        if self.is_paused:
+            return "PAUSED"
+        me = self.state.whoami
+        return f"{'local' if me.transport == 'unix' else 'key'} {me.scope}" if me else ""
+
+    def refusal(self, needed: Scope) -> str | None:
+        """Why the operator may not do what needs this scope; None if they may, or who knows."""
+        me = self.state.whoami
+        if me is None or includes(me.scope, needed):
+            return None
+        return f"this key has the scope {me.scope}; {needed} is needed"
 
     def engine(self, engine_id: str | None) -> EngineRow | None:
         """The engine, if it is known."""

@@ -43,6 +43,19 @@ _EXITS: Mapping[int, Exit] = {
 }
 
 
+_LISTED_BY: Mapping[str, str] = {
+    "engines": "`quarterdeck ps` lists the engines.",
+    "keys": "`quarterdeck keys list` lists the keys.",
+    "requests": "`quarterdeck requests` lists the requests.",
+    "traces": "`quarterdeck requests` lists the requests; old traces are dropped.",
+}
+"""Hints for names that do not exist, by collection."""
+
+
+_TRUST_HINT = "SSL_CERT_FILE=FILE in the environment names a certificate to trust."
+_WRONG_SERVER_HINT = "Is that the control plane's address? Its port is 8001 by default."
+
+
 class NoSuchThingError(CliError):
     """404: what the command names does not exist."""
 
@@ -127,7 +140,8 @@ class AdminClient:
             answer = self._http.request(method, API + path, **content)
         except httpx.ConnectError as error:
             message = f"cannot reach the appliance at {self._where}: {error}"
-            raise CliError(message, Exit.NO_ACCESS) from error
+            hint = _TRUST_HINT if "CERTIFICATE_VERIFY" in str(error) else None
+            raise CliError(message, Exit.NO_ACCESS, hint) from error
         except httpx.TimeoutException as error:
             raise CliError(f"{self._where} did not answer in time", Exit.TIMEOUT) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -138,7 +152,8 @@ class AdminClient:
         try:
             return shape.model_validate_json(answer.content)
         except ValidationError as error:
-            raise CliError(f"{self._where} does not answer like an appliance") from error
+            message = f"{self._where} does not answer like an appliance"
+            raise CliError(message, hint=_WRONG_SERVER_HINT) from error
 
 
 def over_socket(path: Path) -> AdminClient:
@@ -181,9 +196,11 @@ def _error_of(answer: httpx.Response) -> CliError:
     try:
         found = Problem.model_validate_json(answer.content)
     except ValidationError:
-        return CliError(f"the server answered {answer.status_code}", code)
-    kind = NoSuchThingError if found.code == "not_found" else CliError
-    return kind(found.detail or found.title, code, found.hint)
+        return CliError(f"the server answered {answer.status_code}", code, _WRONG_SERVER_HINT)
+    if found.code != "not_found":
+        return CliError(found.detail or found.title, code, found.hint)
+    collection = answer.request.url.path.removeprefix(f"{API}/").partition("/")[0]
+    return NoSuchThingError(found.detail or found.title, code, _LISTED_BY.get(collection))
 
 
 def _segment(text: str) -> str:

@@ -21,13 +21,14 @@ import httpx
 from appliance.cli.bench_figures import Figures, Sample, figures_of, print_figures
 from appliance.cli.data_plane import (
     DONE,
+    SOCKET_URL,
     TIMED_OUT,
     DataPlaneError,
     check_status,
     connection_error,
     event_of,
-    first_model,
     printable,
+    served_model,
 )
 
 _OK, _FAILED = 0, 1
@@ -55,7 +56,7 @@ class BenchTarget:
         uds = str(self.socket_path) if self.url is None else None
         return httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=uds, limits=limits),
-            base_url=self.url or "http://quarterdeck",
+            base_url=self.url or SOCKET_URL,
             headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else {},
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             trust_env=False,
@@ -180,7 +181,7 @@ def _body(model: str, prompt: str, output_tokens: int) -> dict[str, Any]:
 
 async def _first_model(client: httpx.AsyncClient) -> str:
     try:
-        return first_model(await client.get("/v1/models"))
+        return served_model(await client.get("/v1/models")).name
     except httpx.HTTPError as error:
         raise connection_error(error) from error
 

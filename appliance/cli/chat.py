@@ -12,19 +12,22 @@ import httpx
 
 from appliance.cli.data_plane import (
     DONE,
+    SOCKET_URL,
     DataPlaneError,
+    ServedModel,
     check_listening,
     check_status,
     connection_error,
     event_of,
-    first_model,
     printable,
+    served_model,
 )
 
 _OK, _INTERRUPTED = 0, 130
 _CONNECT_S = 5.0
 _READ_S = 600.0
 _TEMPERATURE = 0.2
+_MAX_TOKENS = 512
 _HELP = (
     "commands: /reset forgets the conversation, /quit ends (as Ctrl-D does); Ctrl-C stops an answer"
 )
@@ -34,19 +37,21 @@ _HELP = (
 class ChatOptions:
     """What is sent with every turn.
 
-    None leaves the server's default, but for the temperature: at the API's default of 1 small
-    models ramble.
+    Small models ramble at the API's default temperature of 1, and without a bound they may repeat
+    themselves until their context is full.
     """
 
     system: str | None = None
     max_tokens: int | None = None
+    """None: 512, or half of a context that is shorter than twice that."""
     temperature: float | None = None
+    """None: 0.2."""
 
-    def fields(self) -> dict[str, Any]:
+    def fields(self, model: ServedModel) -> dict[str, Any]:
         """Return the request fields."""
         temperature = _TEMPERATURE if self.temperature is None else self.temperature
-        length = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return {"temperature": temperature, **length}
+        bound = min(_MAX_TOKENS, (model.max_model_len or 2 * _MAX_TOKENS) // 2)
+        return {"temperature": temperature, "max_tokens": self.max_tokens or bound}
 
 
 @dataclass(slots=True)
@@ -57,6 +62,8 @@ class Answer:
     first_s: float | None = None
     last_s: float | None = None
     completion_tokens: int = 0
+    is_cut: bool = False
+    """It reached its longest length before its end."""
     texts: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
@@ -75,7 +82,7 @@ class Answer:
         line = f"{self.completion_tokens} tokens · TTFT {ttft_ms:.0f} ms"
         if self.completion_tokens > 1 and decode_s > 0:
             line += f" · {(self.completion_tokens - 1) / decode_s:.1f} tok/s"
-        return line
+        return f"{line} · cut off, --max-tokens allows more" if self.is_cut else line
 
 
 def run_chat(
@@ -90,7 +97,7 @@ def run_chat(
         options: What to send with every turn.
 
     Returns:
-        The exit code: 0, 1 failed, 3 no connection, 4 timed out, 130 interrupted.
+        The exit code: 0, 1 failed, 2 no such model, 3 no connection, 4 timed out, 130 interrupted.
     """
     try:
         check_listening(socket_path)
@@ -99,10 +106,10 @@ def run_chat(
     transport = httpx.HTTPTransport(uds=str(socket_path))
     timeout = httpx.Timeout(_READ_S, connect=_CONNECT_S)
     with httpx.Client(
-        transport=transport, base_url="http://quarterdeck", timeout=timeout, trust_env=False
+        transport=transport, base_url=SOCKET_URL, timeout=timeout, trust_env=False
     ) as client:
         try:
-            chat = Conversation(client, model or _first_model(client), options or ChatOptions())
+            chat = Conversation(client, _served(client, model), options or ChatOptions())
             return _ask_once(chat, prompt) if prompt is not None else _converse(chat)
         except DataPlaneError as error:
             return _fail(error)
@@ -114,7 +121,7 @@ def run_chat(
 class Conversation:
     """The turns so far, and the connection to the model that answers them."""
 
-    def __init__(self, client: httpx.Client, model: str, options: ChatOptions) -> None:
+    def __init__(self, client: httpx.Client, model: ServedModel, options: ChatOptions) -> None:
         self.model = model
         self._client = client
         self._options = options
@@ -154,11 +161,11 @@ class Conversation:
 
     def _stream(self, answer: Answer) -> Iterator[str]:
         body = {
-            "model": self.model,
+            "model": self.model.name,
             "messages": self._messages,
             "stream": True,
             "stream_options": {"include_usage": True},
-            **self._options.fields(),
+            **self._options.fields(self.model),
         }
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -171,6 +178,7 @@ class Conversation:
                         "completion_tokens", answer.completion_tokens
                     )
                     for choice in event.get("choices", ()):
+                        answer.is_cut = choice.get("finish_reason") == "length"
                         if text := choice["delta"].get("content"):
                             answer.add(text)
                             yield text
@@ -178,9 +186,9 @@ class Conversation:
             raise connection_error(error) from error
 
 
-def _first_model(client: httpx.Client) -> str:
+def _served(client: httpx.Client, asked: str | None) -> ServedModel:
     try:
-        return first_model(client.get("/v1/models"))
+        return served_model(client.get("/v1/models"), asked)
     except httpx.HTTPError as error:
         raise connection_error(error) from error
 
@@ -210,7 +218,7 @@ def _converse(chat: Conversation) -> int:
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         importlib.import_module("readline")  # gives `input` its line editing
-        print(f"{printable(chat.model)} · {_HELP}", file=sys.stderr)
+        print(f"{printable(chat.model.name)} · {_HELP}", file=sys.stderr)
     while True:
         try:
             line = input("> " if is_terminal else "").strip()

@@ -1,6 +1,7 @@
 """`config show`: the settings that `serve` would take here, and where each comes from."""
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,12 +38,23 @@ def show(
             else shown
         )
     elif sources:
-        rows = ([key, _text(value), loaded.origins[key]] for key, value in shown.items())
+        rows = ([key, text, loaded.origins[key]] for key, text in _lines(shown))
         print_table(("SETTING", "VALUE", "SOURCE"), rows)
     else:
-        print_table(("SETTING", "VALUE"), ([key, _text(value)] for key, value in shown.items()))
+        print_table(("SETTING", "VALUE"), _lines(shown))
     for warning in loaded.warnings:
         say(f"warning: {warning}")
+
+
+def _lines(shown: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield a line for each setting, and one for each engine with what its table sets."""
+    for key, value in shown.items():
+        if key == "engines" and value:
+            for engine in value:
+                given = {name: setting for name, setting in engine.items() if setting}
+                yield key, _text(given)
+        else:
+            yield key, _text(value)
 
 
 def _text(value: Any) -> str:

@@ -3,12 +3,15 @@
 import json
 import socket
 import unicodedata
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import httpx
 
-_FAILED, NO_CONNECTION, TIMED_OUT = 1, 3, 4
+_FAILED, USAGE, NO_CONNECTION, TIMED_OUT = 1, 2, 3, 4
+SOCKET_URL = "http://quarterdeck"
+"""What stands where an address would when the appliance's unix socket is meant."""
 
 
 class DataPlaneError(Exception):
@@ -32,18 +35,35 @@ def check_listening(socket_path: Path) -> None:
             raise _not_running() from error
 
 
-def first_model(response: httpx.Response) -> str:
-    """Return the name of the first served model from the answer of `/v1/models`.
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One row of `/v1/models`; other servers than ours do not tell the length."""
+
+    name: str
+    max_model_len: int | None
+
+
+def served_model(response: httpx.Response, asked: str | None = None) -> ServedModel:
+    """Return the model that is asked for, or the first one, from the answer of `/v1/models`.
 
     Raises:
-        DataPlaneError: it was refused, or no model is served.
+        DataPlaneError: the list was refused, is empty, or lacks the model.
     """
     check_status(response)
     try:
-        models = cast("list[dict[str, Any]]", response.json()["data"])
-        return str(models[0]["id"])
-    except (ValueError, LookupError, TypeError) as error:
-        raise DataPlaneError("the server names no model that it serves") from error
+        rows = cast("list[dict[str, Any]]", response.json()["data"])
+        models = [ServedModel(str(row["id"]), row.get("max_model_len")) for row in rows]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        models = []
+    if not models:
+        raise DataPlaneError("the server names no model that it serves")
+    if asked is None:
+        return models[0]
+    for model in models:
+        if model.name == asked:
+            return model
+    names = ", ".join(model.name for model in models)
+    raise DataPlaneError(f"no model {asked!r} is served here; served: {names}", USAGE)
 
 
 def check_status(response: httpx.Response) -> None:
@@ -66,7 +86,8 @@ def connection_error(error: httpx.HTTPError) -> DataPlaneError:
     if isinstance(error, httpx.TimeoutException):
         return DataPlaneError("the server does not answer", TIMED_OUT)
     if isinstance(error, httpx.ConnectError):
-        return _not_running()
+        url = str(error.request.url)
+        return _not_running() if url.startswith(SOCKET_URL) else _unreachable(url, error)
     return DataPlaneError(
         f"the connection broke: {str(error) or type(error).__name__}", NO_CONNECTION
     )
@@ -116,6 +137,10 @@ def _not_running() -> DataPlaneError:
     return DataPlaneError(
         "no server is running here: start one with `quarterdeck serve`", NO_CONNECTION
     )
+
+
+def _unreachable(url: str, error: httpx.ConnectError) -> DataPlaneError:
+    return DataPlaneError(f"cannot reach {url}: {error}", NO_CONNECTION)
 
 
 def _error_message(body: bytes) -> str:

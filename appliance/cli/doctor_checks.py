@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -42,15 +43,17 @@ class Finding:
 def run_checks(settings: Settings) -> list[Finding]:
     """Run all checks, in the order in which problems would show."""
     state, models = state_dir(settings.state_dir), model_dir(settings.model_dir)
+    names = {engine.model or settings.model for engine in settings.engines} or {settings.model}
+    devices = {engine.device or settings.device for engine in settings.engines} or {settings.device}
     checks: tuple[Callable[[], Finding], ...] = (
         _python,
         _system,
         _torch,
-        lambda: _device(settings.device),
+        *(partial(_device, device) for device in sorted(devices)),
         _files_limit,
         lambda: _directory("state directory", state),
         lambda: _directory("model directory", models),
-        lambda: _model(settings.model, models),
+        *(partial(_model, model, models) for model in sorted(names)),
         lambda: _instance(state),
     )
     findings = [check() for check in checks]

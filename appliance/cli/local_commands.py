@@ -1,6 +1,8 @@
 """`top`, `chat`, `bench`, `models`, `version`: commands whose work is done elsewhere."""
 
 import os
+import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +11,15 @@ import typer
 
 from appliance.cli.exits import CliError, Exit
 from appliance.cli.output import Output, print_json
-from appliance.cli.target import Format, KeyFile, StateDir, Url, local_instance, read_key
+from appliance.cli.target import (
+    Format,
+    KeyFile,
+    StateDir,
+    Url,
+    control_plane_url,
+    local_instance,
+    read_key,
+)
 
 ModelDir = Annotated[Path | None, typer.Option(help="[env: QUARTERDECK_MODEL_DIR]")]
 Model = Annotated[str | None, typer.Option(help="Served model; the first, if left out.")]
@@ -24,20 +34,34 @@ def top(
     key_file: KeyFile = None,
 ) -> None:
     """Watch and steer the appliance on one screen."""
-    url = url or (None if state_dir else os.environ.get("QUARTERDECK_URL"))
-    is_local = not demo and not url
-    socket_path = str(local_instance(state_dir).admin_socket) if is_local else None
+    url = control_plane_url(state_dir, url)
+    if not demo and not url:
+        local_instance(state_dir)  # says what to do if there is none
     key = read_key(key_file) if url else None
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):  # Textual draws on stderr
+        hint = "`quarterdeck ps` and `quarterdeck requests` print lists."
+        raise CliError("top needs a terminal", Exit.USAGE, hint)
     dashboard = import_module("dashboard.__main__")  # by name: it builds on us, not we on it
-    raise typer.Exit(dashboard.run(url, socket_path, key, demo=demo))
+    raise typer.Exit(dashboard.run(url, partial(_admin_socket, state_dir), key, demo=demo))
+
+
+def _admin_socket(state_dir: Path | None) -> str | None:
+    try:
+        return str(local_instance(state_dir).admin_socket)
+    except CliError:
+        return None
 
 
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="One question; a talk, if left out.")] = None,
     model: Model = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer.")] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer. [default: 512]")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="0 is greedy. [default: 0.2]")
+    ] = None,
     state_dir: StateDir = None,
 ) -> None:
     """Talk to the model."""
@@ -62,7 +86,7 @@ def bench(  # noqa: PLR0913 (options of a command)
     state_dir: StateDir = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Load the endpoint and print tokens per second and latencies."""
+    """Load the endpoint and print tokens per second and latencies, a line for each concurrency."""
     from appliance.cli.bench import BenchPlan, BenchTarget, run_bench
 
     plan = BenchPlan(

@@ -49,7 +49,7 @@ def requests(
     if output is Output.JSON:
         print_json([row.model_dump(mode="json") for row in rows])
         return
-    header = ("REQUEST", "STATE", "MODEL", "ENGINE", "AGE", "IN", "OUT", "QUEUE", "TTFT", "KEY")
+    header = ("REQUEST", "STATE", "MODEL", "ENGINE", "TIME", "IN", "OUT", "QUEUE", "TTFT", "KEY")
     print_table(header, (_cells(row) for row in rows))
     if not rows:
         say("no requests; send one with `quarterdeck chat`")
@@ -89,7 +89,9 @@ def trace(
         columns = max(shutil.get_terminal_size((80, 24)).columns, _LEAST_COLUMNS)
         for line in draw(found, columns, colour=has_colour(sys.stdout)):
             print(line)
-    if not found.complete:
+    if found.request.ended_at is None:
+        say("it is running: its phases are known when it ends")
+    elif not found.complete:
         say("some messages of this request are still on their way, or were lost")
 
 

@@ -28,11 +28,17 @@ def serve(  # noqa: PLR0913 (options of a command)
     ] = None,
     engines: Annotated[Count, typer.Option(help="Number of engines. [default: 1]")] = None,
     device: Annotated[Text, typer.Option(help="cpu, cuda or cuda:N. [default: cpu]")] = None,
-    dtype: Annotated[Text, typer.Option(help="bfloat16, float16, float32 or auto.")] = None,
+    dtype: Annotated[
+        Text, typer.Option(help="bfloat16, float16, float32 or auto. [default: auto]")
+    ] = None,
     max_model_len: Annotated[Text, typer.Option(help="Longest context, such as 4k.")] = None,
     kv_cache_bytes: Annotated[Text, typer.Option(help="Size of the KV cache: 512MiB.")] = None,
-    max_num_seqs: Annotated[Count, typer.Option(help="Most requests in a step.")] = None,
-    max_num_batched_tokens: Annotated[Text, typer.Option(help="Most tokens in a step.")] = None,
+    max_num_seqs: Annotated[
+        Count, typer.Option(help="Most requests in a step. [default: 64]")
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        Text, typer.Option(help="Most tokens in a step. [default: 512]")
+    ] = None,
     num_threads: Annotated[Count, typer.Option(help="Threads of an engine on the CPU.")] = None,
     host: Annotated[Text, typer.Option(help="[default: 127.0.0.1]")] = None,
     port: Annotated[Count, typer.Option(help="Of the OpenAI endpoint. [default: 8000]")] = None,
@@ -49,10 +55,14 @@ def serve(  # noqa: PLR0913 (options of a command)
     max_queued: Annotated[
         Count, typer.Option(help="Most requests without a first token. [default: 256]")
     ] = None,
-    requests_per_minute: Annotated[Number, typer.Option(help="Limit of each key.")] = None,
-    tokens_per_minute: Annotated[Number, typer.Option(help="Limit of each key.")] = None,
+    requests_per_minute: Annotated[
+        Number, typer.Option(help="Limit of each key. [default: 6000]")
+    ] = None,
+    tokens_per_minute: Annotated[
+        Number, typer.Option(help="Limit of each key. [default: 4000000]")
+    ] = None,
     hold_s: Annotated[
-        Number, typer.Option(help="Longest wait for an engine to start or wake.")
+        Number, typer.Option(help="Longest wait for an engine to start or wake. [default: 120]")
     ] = None,
     admin_host: Annotated[Text, typer.Option(help="[default: 127.0.0.1]")] = None,
     admin_port: Annotated[
@@ -78,8 +88,12 @@ def serve(  # noqa: PLR0913 (options of a command)
     model_dir: Annotated[File, typer.Option(help="[env: QUARTERDECK_MODEL_DIR]")] = None,
     config: Annotated[File, typer.Option(help="Configuration file (TOML).")] = None,
     otlp_endpoint: Annotated[Text, typer.Option(help="Export traces by OTLP/HTTP.")] = None,
-    trace_ratio: Annotated[Number, typer.Option(help="Share of traces exported, 0 to 1.")] = None,
-    log_level: Annotated[Text, typer.Option(help="debug, info, warning or error.")] = None,
+    trace_ratio: Annotated[
+        Number, typer.Option(help="Share of traces exported. [default: 1]")
+    ] = None,
+    log_level: Annotated[
+        Text, typer.Option(help="debug, info, warning or error. [default: info]")
+    ] = None,
     drain_s: Annotated[
         Number, typer.Option(help="Time for running requests at the end. [default: 30]")
     ] = None,

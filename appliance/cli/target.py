@@ -24,7 +24,7 @@ Url = Annotated[
 KeyFile = Annotated[
     Path | None,
     typer.Option(
-        "--api-key-file", help="File with the key for --url. [env: QUARTERDECK_ADMIN_KEY]"
+        "--api-key-file", help="File with the key for --url; else QUARTERDECK_ADMIN_KEY is the key."
     ),
 ]
 Format = Annotated[Output, typer.Option("-o", "--output", help="Table for people, or JSON.")]
@@ -34,14 +34,25 @@ def connect(state_dir: Path | None, url: str | None, key_file: Path | None) -> "
     """Open the admin API: the socket of the local appliance, or `--url` with a key.
 
     Raises:
-        CliError: 3, nothing is running there; 2, the key file cannot be used.
+        CliError: 3, nothing is running there; 2, the address or the key file cannot be used.
     """
     from appliance.cli.admin_client import over_socket, over_url
 
-    url = url or (None if state_dir else os.environ.get("QUARTERDECK_URL"))
-    if url:
+    if url := control_plane_url(state_dir, url):
         return over_url(url, read_key(key_file))
     return over_socket(local_instance(state_dir).admin_socket)
+
+
+def control_plane_url(state_dir: Path | None, url: str | None) -> str | None:
+    """Return the address that is meant, None for the socket of a local appliance.
+
+    Raises:
+        CliError: 2, it is no address.
+    """
+    found = url or (None if state_dir else os.environ.get("QUARTERDECK_URL"))
+    if found and not found.startswith(("http://", "https://")):
+        raise CliError(f"--url {found}: give one such as http://127.0.0.1:8001", Exit.USAGE)
+    return found
 
 
 def local_instance(state_dir: Path | None) -> "Instance":

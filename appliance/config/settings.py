@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 DEFAULT_MODEL = "smollm2"
-_DEVICE = r"^[a-z]+(:\d+)?$"
+_DEVICE = r"^(cpu|cuda(:\d+)?)$"
 _DTYPE = r"^(bfloat16|float16|float32)$"
 
 

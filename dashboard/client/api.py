@@ -20,6 +20,7 @@ from appliance.supervisor.admin.schemas import (
     Stats,
     SystemInfo,
     Trace,
+    WhoAmI,
 )
 from dashboard.client.problems import UnreachableError, problem_of
 from dashboard.client.sse import EventParser, EventTooLargeError, ServerEvent
@@ -93,6 +94,10 @@ class AdminApi:
     async def system(self) -> SystemInfo:
         """Facts of the instance."""
         return await self._get("/system", SystemInfo)
+
+    async def whoami(self) -> WhoAmI:
+        """As whom the instance sees us."""
+        return await self._get("/whoami", WhoAmI)
 
     async def trace(self, request_id: str) -> Trace:
         """All spans of one request."""

@@ -110,6 +110,8 @@ class ConsoleScreen(Screen[None]):
 
     def obstacle(self, action: Action) -> str | None:
         """Why the action would be refused now; None if it would not."""
+        if refusal := self.session.refusal(action.scope):
+            return refusal
         if action.of == "engine":
             return _engine_obstacle(action, self.selected_engine())
         if action.of == "request":

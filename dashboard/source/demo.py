@@ -14,6 +14,7 @@ from appliance.supervisor.admin.schemas import (
     Snapshot,
     Stats,
     Trace,
+    WhoAmI,
 )
 from dashboard.client.problems import ApiProblem
 from dashboard.client.prompt import PromptAnswer
@@ -53,14 +54,10 @@ class DemoSource:
         """Stands where an address would."""
         return "demo"
 
-    @property
-    def role(self) -> str:
-        """Everything is allowed here."""
-        return "demo"
-
     async def frames(self) -> AsyncIterator[Frame]:
         """Yield frames for ever."""
         yield Link(connected=True)
+        yield WhoAmI(actor="local", scope="admin", transport="unix")
         for stats in self._past:
             yield stats
         yield self._snapshot()

@@ -16,6 +16,7 @@ from appliance.supervisor.admin.schemas import (
     Stats,
     SystemInfo,
     Trace,
+    WhoAmI,
 )
 from dashboard.client.prompt import PromptAnswer
 
@@ -54,6 +55,7 @@ Frame = (
     | Stats
     | JournalEvent
     | SystemInfo
+    | WhoAmI
     | History
     | Link
     | Alive
@@ -67,11 +69,6 @@ class Source(Protocol):
     @property
     def label(self) -> str:
         """Which instance this is."""
-        ...
-
-    @property
-    def role(self) -> str:
-        """In what role the operator is here."""
         ...
 
     def frames(self) -> AsyncIterator[Frame]:

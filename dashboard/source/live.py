@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -57,6 +57,9 @@ def frames_of(event: ServerEvent) -> Iterator[Frame]:
     yield from body if isinstance(body, list) else (body,)
 
 
+Locate = Callable[[], str | None]
+
+
 class LiveSource:
     """Frames and verbs of a running instance.
 
@@ -64,6 +67,8 @@ class LiveSource:
         endpoint: The control plane.
         inference_key: For `try_prompt` when the instance is not on this machine's socket.
         backoff: Waits between connection attempts.
+        locate: Returns the socket of the instance as it runs now, if it does: one that was started
+            anew listens on another.
     """
 
     def __init__(
@@ -71,7 +76,9 @@ class LiveSource:
         endpoint: Endpoint,
         inference_key: str | None = None,
         backoff: Backoff | None = None,
+        locate: Locate | None = None,
     ) -> None:
+        self._locate = locate
         self._api = AdminApi(endpoint)
         self._endpoint = endpoint
         self._inference_key = inference_key
@@ -83,11 +90,6 @@ class LiveSource:
     def label(self) -> str:
         """The address that was given."""
         return self._endpoint.label
-
-    @property
-    def role(self) -> str:
-        """The unix socket is the local administrator's; a key's scope shows when it is used."""
-        return "local admin" if self._endpoint.socket_path else "key"
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Yield frames for ever; a broken line is said once and mended with growing waits."""
@@ -101,6 +103,17 @@ class LiveSource:
             if not self._heard:
                 self._last_id = None  # a server that was away may be another one: start afresh
             await asyncio.sleep(self._backoff.next_s())
+            await self._follow()
+
+    async def _follow(self) -> None:
+        """Turn to the instance's present socket."""
+        path = self._locate() if self._locate else None
+        if path is None or path == self._endpoint.socket_path:
+            return
+        before, self._endpoint = self._api, Endpoint(socket_path=path)
+        self._api = AdminApi(self._endpoint)
+        self._last_id = None
+        await before.aclose()
 
     async def _connection(self) -> AsyncIterator[Frame]:
         async for event in self._api.events(self._last_id):
@@ -121,6 +134,7 @@ class LiveSource:
     async def _background(self) -> AsyncIterator[Frame]:
         """What a snapshot lacks; without it the screen only knows less."""
         try:
+            yield await self._api.whoami()
             yield await self._api.system()
             yield History(tuple(await self._api.requests()))
         except (ApiProblem, UnreachableError) as error:

@@ -14,6 +14,7 @@ from appliance.supervisor.admin.schemas import (
     Snapshot,
     Stats,
     SystemInfo,
+    WhoAmI,
 )
 from dashboard.source.frames import Alive, Frame, Gap, History, Link
 from dashboard.store.history import Trends, push
@@ -39,6 +40,7 @@ class State:
     """Oldest first."""
     stats: Stats | None = None
     system: SystemInfo | None = None
+    whoami: WhoAmI | None = None
     trends: Trends = field(default_factory=Trends)
     peak_bytes: Mapping[str, int] = field(default_factory=dict[str, int])
     """Most memory an engine was seen with: what its memory bar is measured against."""
@@ -93,12 +95,16 @@ def reduce(state: State, frame: Frame, now_s: float) -> State:
             changed = replace(state, gaps=state.gaps + 1)
         case Alive():
             changed = state
+        case SystemInfo():
+            changed = replace(state, system=frame)
+        case WhoAmI():
+            changed = replace(state, whoami=frame)
         case _:
             changed = _row(state, frame)
     return replace(changed, heard_s=now_s)
 
 
-RowFrame = EngineRow | GatewayRow | RequestRow | Operation | JournalEvent | SystemInfo | History
+RowFrame = EngineRow | GatewayRow | RequestRow | Operation | JournalEvent | History
 
 
 def _row(state: State, frame: RowFrame) -> State:
@@ -115,8 +121,6 @@ def _row(state: State, frame: RowFrame) -> State:
             changed = replace(state, operations=_operations(state.operations, [frame]))
         case JournalEvent():
             changed = replace(state, events=_events(state.events, [frame]))
-        case SystemInfo():
-            changed = replace(state, system=frame)
     return changed
 
 

@@ -15,7 +15,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from appliance.supervisor.admin.schemas import AbortAnswer, Problem, SleepBody, SystemInfo
+from appliance.supervisor.admin.schemas import (
+    AbortAnswer,
+    Problem,
+    SleepBody,
+    SystemInfo,
+    WhoAmI,
+)
 from tests.dashboard.samples import AT, REQUEST_ID, a_snapshot, a_trace, an_engine, an_operation
 
 END = object()
@@ -41,6 +47,7 @@ class AdminFake:
         self.calls: list[tuple[str, str, Any]] = []
         self.resumed_from: list[str | None] = []
         self.refusal: Response | None = None
+        self.whoami = WhoAmI(actor="local", scope="admin", transport="unix")
         self.next_id = 100
         self.is_closing = False
         self._readers: list[asyncio.Queue[Any]] = []
@@ -65,6 +72,7 @@ class AdminFake:
             routes=[
                 Route(f"{prefix}/events/stream", self._stream),
                 Route(f"{prefix}/system", self._system),
+                Route(f"{prefix}/whoami", self._whoami),
                 Route(f"{prefix}/requests", self._requests),
                 Route(f"{prefix}/traces/{{id}}", self._trace),
                 Route(f"{prefix}/operations/{{id}}", self._operation),
@@ -112,6 +120,9 @@ class AdminFake:
                 on_asleep="wake",
             )
         )
+
+    async def _whoami(self, _request: Request) -> Response:
+        return body(self.whoami)
 
     async def _requests(self, _request: Request) -> Response:
         rows = [row.model_dump(mode="json") for row in self.snapshot.requests]

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from appliance.supervisor.admin.schemas import SleepBody
+from appliance.supervisor.admin.schemas import SleepBody, WhoAmI
 from dashboard.client.api import AdminApi, Endpoint
 from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.client.sse import Backoff
@@ -90,6 +90,19 @@ async def test_a_refusal_shows_detail_and_hint(fake):
         await until_shown(pilot, "needs operator (forbidden)", "ask an admin")
 
 
+async def test_a_viewer_is_told_before_anything_is_sent(fake):
+    fake.whoami = WhoAmI(actor="k1", scope="viewer", transport="tcp")
+    async with serving(fake), watching(fake) as pilot:
+        await until_shown(pilot, "● READY 1/1", "key viewer")
+        for key in "swr":
+            await pilot.press(key)
+            await until_shown(pilot, "this key has the scope viewer; operator is needed")
+        await pilot.press("3")
+        await until_shown(pilot, "x abort")
+
+    assert fake.calls == []
+
+
 async def test_a_broken_stream_is_stale_keeps_its_data_and_resumes(fake):
     async with serving(fake), watching(fake) as pilot:
         await until_shown(pilot, "● READY 1/1")
@@ -116,6 +129,25 @@ async def test_a_server_that_went_away_is_stale_until_it_is_back(fake):
             await until_shown(pilot, "● READY 2/2", "LIVE")
 
     assert fake.resumed_from[-1] is None, "another process may not know the old ids"
+
+
+async def test_an_instance_that_was_started_anew_is_followed_to_its_new_socket(run_dir, fake):
+    (run_dir / "again").mkdir()
+    later = AdminFake(run_dir / "again")
+    later.snapshot = a_snapshot(engines=[an_engine("e0"), an_engine("e1")])
+    now = [fake.socket_path]
+    source = LiveSource(
+        Endpoint(socket_path=now[0]), backoff=Backoff(0.02, 0.05), locate=lambda: now[-1]
+    )
+    async with an_app(source).run_test(size=SMALL) as pilot:
+        async with serving(fake):
+            await until_shown(pilot, "● READY 1/1", "LIVE")
+        await until_shown(pilot, "✗ STALE")
+        now.append(later.socket_path)
+        async with serving(later):
+            await until_shown(pilot, "● READY 2/2", "LIVE")
+
+    assert later.resumed_from == [None]
 
 
 async def test_no_server_is_said_with_what_to_do(fake):

@@ -87,6 +87,7 @@ def appliance(tmp_path: Path, run_dir: Path) -> Iterator[Appliance]:
     path = run_dir / "admin.sock"
     unix_listener = socket.socket(socket.AF_UNIX)
     unix_listener.bind(str(path))
+    unix_listener.listen()
     tcp_listener = socket.create_server(("127.0.0.1", 0))
     port = tcp_listener.getsockname()[1]
     servers = [_Server(local, unix_listener), _Server(tcp, tcp_listener)]

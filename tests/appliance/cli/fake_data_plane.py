@@ -54,7 +54,8 @@ class FakeDataPlane:
         self.answer = answer
         self.status = status
         self.error = error
-        self.models = ["smollm2"]
+        self.models = ["smollm2", "other"]
+        self.max_model_len = 8192
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.most_at_once = 0
@@ -119,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
     data_plane: FakeDataPlane
 
     def do_GET(self) -> None:
-        models = [{"id": name} for name in self.data_plane.models]
+        plane = self.data_plane
+        models = [{"id": name, "max_model_len": plane.max_model_len} for name in plane.models]
         self._send("application/json", json.dumps({"object": "list", "data": models}))
 
     def do_POST(self) -> None:

@@ -131,6 +131,11 @@ def test_no_server_is_told(run_dir: Path, capsys: Captured):
     assert "no server is running" in capsys.readouterr().err
 
 
+def test_an_address_that_cannot_be_reached_is_named(capsys: Captured):
+    assert run_bench(BenchTarget(url="http://127.0.0.1:1"), plan()) == 3
+    assert "cannot reach http://127.0.0.1:1/v1/models: " in capsys.readouterr().err
+
+
 def test_the_table_has_a_head_and_a_line_a_run(run_dir: Path, capsys: Captured):
     with FakeDataPlane(serve_tokens).on_socket(run_dir / "data.sock") as path:
         run_bench(BenchTarget(socket_path=path), plan())

@@ -8,7 +8,13 @@ import pytest
 
 from appliance.cli.chat import ChatOptions, run_chat
 from appliance.cli.data_plane import printable
-from tests.appliance.cli.fake_data_plane import DONE, FakeDataPlane, chat_lines, chunk
+from tests.appliance.cli.fake_data_plane import (
+    DONE,
+    FakeDataPlane,
+    chat_lines,
+    chunk,
+    usage_chunk,
+)
 
 Captured = pytest.CaptureFixture[str]
 
@@ -34,7 +40,42 @@ def test_one_question_gives_the_answer_on_stdout_and_figures_on_stderr(
         "stream": True,
         "stream_options": {"include_usage": True},
         "temperature": 0.2,
+        "max_tokens": 512,
     }
+
+
+def test_an_answer_has_a_bound_that_fits_a_short_context(run_dir: Path):
+    plane = FakeDataPlane(lambda _: chat_lines("x"))
+    plane.max_model_len = 256
+    with plane.on_socket(run_dir / "data.sock") as path:
+        run_chat(path, None, "hi")
+
+    assert plane.requests[0]["max_tokens"] == 128
+
+
+def test_an_answer_that_reached_its_bound_says_so(run_dir: Path, capsys: Captured):
+    lines = [
+        chunk({"delta": {"content": "on and"}}),
+        chunk({"delta": {}, "finish_reason": "length"}),
+        usage_chunk(prompt=1, completion=2),
+        DONE,
+    ]
+    with FakeDataPlane(lambda _: lines).on_socket(run_dir / "data.sock") as path:
+        assert run_chat(path, None, "hi") == 0
+
+    assert "cut off, --max-tokens allows more]" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_served_is_a_usage_error_that_names_those_that_are(
+    run_dir: Path, capsys: Captured
+):
+    plane = FakeDataPlane(lambda _: chat_lines("x"))
+    with plane.on_socket(run_dir / "data.sock") as path:
+        assert run_chat(path, "nope", "hi") == 2
+
+    message = "quarterdeck: no model 'nope' is served here; served: smollm2, other\n"
+    assert capsys.readouterr().err == message
+    assert plane.requests == []
 
 
 def test_what_the_server_waits_for_is_told_once(run_dir: Path, capsys: Captured):

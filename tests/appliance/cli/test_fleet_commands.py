@@ -3,6 +3,7 @@
 import pytest
 
 from tests.appliance.cli.conftest import Appliance, Run
+from tests.appliance.cli.fake_data_plane import FakeDataPlane
 
 
 def test_ps_lists_the_engines(run: Run, appliance: Appliance):
@@ -92,6 +93,13 @@ def test_a_name_that_is_no_engine_is_a_failure_and_reaches_nothing_else(
     assert all(state == "ready" for state in appliance.fleet.states.values())
 
 
+def test_an_unknown_engine_comes_with_the_command_that_lists_them(run: Run, appliance: Appliance):
+    result = run("wake", "e9")
+
+    assert result.code == 1
+    assert result.err.splitlines()[1] == "  `quarterdeck ps` lists the engines."
+
+
 def test_over_tcp_a_key_is_needed(
     run: Run, appliance: Appliance, monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
@@ -107,6 +115,23 @@ def test_over_tcp_a_key_is_needed(
     monkeypatch.setenv("QUARTERDECK_URL", appliance.url)
     assert run("sleep", "e0").code == 0
     assert appliance.fleet.log == [("sleep 1 wait", "e0", "k3")]
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8001", "ftp://127.0.0.1", "localhost"])
+def test_an_address_without_http_is_a_usage_error_that_shows_one(run: Run, url: str):
+    for command in ("ps", "top"):
+        result = run(command, "--url", url)
+
+        assert result.code == 2
+        assert result.err == f"quarterdeck: --url {url}: give one such as http://127.0.0.1:8001\n"
+
+
+def test_the_data_planes_address_is_recognised_as_the_wrong_one(run: Run):
+    with FakeDataPlane(lambda _: []).on_port() as url:
+        result = run("ps", "--url", url)
+
+    assert result.code != 0
+    assert "8001" in result.err
 
 
 def test_nothing_running_is_exit_code_3(run: Run):

@@ -2,17 +2,21 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from appliance.cli.hidden_arguments import forget_environment
 from appliance.cli.output import printable, size
 from appliance.cli.serve_command import run as run_serve
+from appliance.cli.serve_command import serve
 from appliance.config.errors import ConfigError
+from appliance.config.settings import Settings
 from tests.appliance.cli.conftest import Appliance, Run
 
 
@@ -26,6 +30,29 @@ def test_config_show_names_the_source_of_each_value(run: Run, tmp_path: Path, mo
     assert shown["gateways"] == {"value": 2, "source": "QUARTERDECK_GATEWAYS"}
     assert shown["device"] == {"value": "cpu", "source": "default"}
     assert "QUARTERDECK_GATEWAYS" in run("config", "show", "--sources").out
+
+
+def test_config_show_gives_each_engine_a_line_with_what_its_table_sets(run: Run, tmp_path: Path):
+    tables = '[[engines]]\nmodel = "smollm2"\n[[engines]]\nmodel = "/m.gguf"\ndtype = "float32"\n'
+    (tmp_path / "quarterdeck.toml").write_text(tables)
+
+    lines = [line for line in run("config", "show").out.splitlines() if line.startswith("engines")]
+
+    assert [line.split(maxsplit=1)[1] for line in lines] == [
+        '{"model": "smollm2"}',
+        '{"model": "/m.gguf", "dtype": "float32"}',
+    ]
+
+
+def test_doctor_looks_at_the_model_and_device_of_each_engine(run: Run, tmp_path: Path):
+    tables = '[[engines]]\nmodel = "/absent.gguf"\n[[engines]]\nmodel = "."\ndevice = "cuda:7"\n'
+    (tmp_path / "quarterdeck.toml").write_text(tables)
+
+    told = [finding["text"] for finding in run("doctor", "-o", "json").json]
+
+    assert "/absent.gguf: no such path" in told
+    assert any(text.startswith("cuda:7: ") for text in told)
+    assert not any("smollm2" in text for text in told)
 
 
 def test_config_show_hides_keys(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -150,6 +177,31 @@ def test_commands_for_a_running_appliance_say_that_none_runs(run: Run, arguments
 
     assert result.code == 3
     assert "no appliance is running in" in result.err
+
+
+def test_top_needs_a_terminal(run: Run, appliance: Appliance):
+    result = run("top")
+
+    assert (result.code, result.out) == (2, "")
+    assert "top needs a terminal" in result.err
+
+
+def test_the_defaults_that_serve_names_in_its_help_are_those_of_the_settings():
+    told: dict[str, str] = {}
+    for name, hint in get_type_hints(serve, include_extras=True).items():
+        help_text = getattr(next(iter(getattr(hint, "__metadata__", ())), None), "help", None)
+        if found := re.search(r"\[default: (.+)\]", help_text or ""):
+            told[name] = found[1]
+
+    fields = {"engines": "num_engines"}
+    settings = Settings()
+    held = {name: getattr(settings, fields.get(name, name)) for name in told}
+    assert held.pop("dtype") is None
+    assert told.pop("dtype") == "auto"
+    assert told == {
+        name: f"{value:g}" if isinstance(value, float) else str(value)
+        for name, value in held.items()
+    }
 
 
 def test_chat_and_bench_go_to_the_data_planes_socket(run: Run, appliance: Appliance):

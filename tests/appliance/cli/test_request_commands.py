@@ -48,3 +48,17 @@ def test_an_unknown_trace_is_a_failure(run: Run, appliance: Appliance):
 
     assert result.code == 1
     assert "there is no request" in result.err
+    assert "`quarterdeck requests` lists the requests" in result.err
+
+
+def test_a_state_that_does_not_exist_is_a_usage_error_that_names_those_that_do(
+    run: Run, appliance: Appliance
+):
+    result = run("requests", "--state", "blah")
+
+    assert (result.code, result.out) == (2, "")
+    assert "'live', 'ended', 'held'" in result.err
+
+
+def test_the_trace_of_a_running_request_says_that_it_runs(run: Run, appliance: Appliance):
+    assert "it is running" in run("trace", REQUEST_ID).err

@@ -125,6 +125,7 @@ def test_a_relative_path_in_a_file_starts_at_the_file(tmp_path: Path):
         ({}, {}, "prot = 1", "quarterdeck.toml: prot: unknown setting"),
         ({"port": "99999"}, {}, "", r"--port = '99999': allowed is a whole number from 0 to 65535"),
         ({}, {}, "on_asleep = 'nap'", "on_asleep = 'nap': allowed is wake or reject"),
+        ({"device": "gpu"}, {}, "", "--device = 'gpu': allowed is cpu, cuda or cuda:N"),
         ({"device": "cuda0"}, {}, "", "--device = 'cuda0': allowed is cpu, cuda or cuda:N"),
         ({"dtype": "int8"}, {}, "", "--dtype = 'int8': allowed is bfloat16, float16, float32"),
         ({"kv_cache_bytes": "lots"}, {}, "", "--kv-cache-bytes: 'lots' is not a size such as"),
