@@ -61,13 +61,21 @@ class EngineVerbs:
         self._tasks = tasks
         self._wake_wanted: dict[str, str] = {}
         """Engines that are going to sleep while a request waits for them, and its actor."""
+        self._sleeping: dict[str, tuple[int, str]] = {}
+        """Level and mode of each engine's newest sleep."""
 
     def sleep(self, engine: ManagedEngine, body: SleepBody, actor: str) -> Operation:
         """Begin to put an engine to sleep. Raises ConflictError."""
         life = engine.life
         running = self._registry.running(engine.engine_id, "sleep")
         if running is not None and life.state is EngineState.DRAINING:
-            return running
+            if self._sleeping.get(engine.engine_id) == (body.level, body.mode):
+                return running
+            raise ConflictError(
+                "another sleep is under way: wait for it, or abort the requests that it waits for",
+                life.state,
+                life.allowed_actions,
+            )
         if life.state is EngineState.ASLEEP and life.sleep_level == body.level:
             return self._registry.already_done("sleep", engine.engine_id, actor, "asleep")
         if "sleep" not in life.allowed_actions:
@@ -130,6 +138,7 @@ class EngineVerbs:
 
     def _begin_sleep(self, engine: ManagedEngine, body: SleepBody, actor: str) -> Operation:
         operation = self._registry.begin("sleep", engine.engine_id, actor)
+        self._sleeping[engine.engine_id] = (body.level, body.mode)
         engine.apply(SleepRequested())
         self._tasks.create_task(self._run_sleep(engine, body, operation.id))
         return operation

@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "state.sqlite3"
 TRACES_FILE = "traces.sqlite3"
 FAILED = 1
+USAGE = 2
+"""The model that was asked for is none."""
 
 _REFUSALS = (BadKeyError, ModelStoreError, NewerStateError, InstanceError)
 """What the operator can put right; told in one line, without a traceback."""
@@ -67,7 +69,7 @@ def run_instance(settings: Settings, listeners: Listeners, executable: Path | No
             return asyncio.run(instance.run())
     except _REFUSALS as error:
         sys.stderr.write(f"quarterdeck: {error}\n")
-        return FAILED
+        return USAGE if isinstance(error, ModelStoreError) else FAILED
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from appliance.supervisor.admin.schemas import CreatedKey, CreateKey, KeyRow, Sc
 
 logger = logging.getLogger(__name__)
 
+FIRST_START = "first start"
+
 _ID_BYTES = 5
 _SECRET_BYTES = 24
 """192 bits: guessing is hopeless, so one fast digest is enough and no salt is needed."""
@@ -82,7 +84,7 @@ class KeyRing:
         ring = cls(connection, _configured(settings))
         if all(key.source == "configuration" for key in ring._keys.values()):
             ring.minted = tuple(
-                ring.create(_first_key(scope), actor="first start")
+                ring.create(_first_key(scope), actor=FIRST_START)
                 for scope in ring._scopes_to_mint(settings)
             )
         return ring
@@ -133,7 +135,8 @@ class KeyRing:
         )
         self._insert(key)
         self._changed(key)
-        logger.info("key %s (%s) created by %s", key.id, key.scope, actor)
+        if actor != FIRST_START:  # those the start card shows
+            logger.info("key %s (%s) created by %s", key.id, key.scope, actor)
         return CreatedKey(**key.row().model_dump(), secret=secret)
 
     def revoke(self, key_id: str, actor: str) -> KeyRow:

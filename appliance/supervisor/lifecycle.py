@@ -171,8 +171,12 @@ def _rest(
 
 
 def _rested(now: Lifecycle, level: int, error: str | None) -> Lifecycle:
+    """Settle after a sleep or a wake. Only an engine that could not wake keeps the reason.
+
+    One that could not sleep serves as before; the operation says why it did not.
+    """
     state = EngineState.ASLEEP if level else EngineState.READY
-    return replace(_calm(now), state=state, sleep_level=level, reason=error)
+    return replace(_calm(now), state=state, sleep_level=level, reason=error if level else None)
 
 
 def _fall(now: Lifecycle, event: Died | HeartbeatMissed) -> Outcome:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from appliance.config.network import is_loopback
+from appliance.config.paths import state_dir
 from appliance.config.settings import Settings
 from appliance.supervisor.listeners import (
     ListenError,
@@ -42,12 +43,29 @@ def serve(settings: Settings, origins: Mapping[str, str], executable: Path | Non
 
         return run_instance(settings, listeners, executable)
     except ListenError as error:
-        sys.stderr.write(f"quarterdeck: {error}{_source(error, origins)}\n")
+        reason = _own_instance(settings) or f"{error}{_source(error, origins)}"
+        sys.stderr.write(f"quarterdeck: {reason}\n")
         return FAILED
     except KeyboardInterrupt:
         return STOPPED
     finally:
         listeners.close()
+
+
+def _own_instance(settings: Settings) -> str | None:
+    """Return the complaint when it is this very appliance that holds the ports."""
+    from appliance.supervisor.run_directory import (  # noqa: PLC0415 - after listening
+        InstanceError,
+        StateLock,
+    )
+
+    try:
+        StateLock(state_dir(settings.state_dir)).release()
+    except InstanceError as error:
+        return str(error)
+    except OSError:
+        return None  # then the ports are the nearer problem
+    return None
 
 
 def _refuse_open_door(settings: Settings) -> None:

@@ -1,11 +1,13 @@
 """The card that the terminal shows at the start: keys, addresses, lines to paste."""
 
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from appliance.config.paths import state_dir
 from appliance.supervisor.admin.schemas import CreatedKey
 
 QUESTION = "What is the capital of France?"
@@ -46,20 +48,35 @@ def _keys(facts: StartFacts) -> list[str]:
 
 
 def _lines_to_paste(facts: StartFacts) -> list[str]:
-    scrape = facts.state_dir / "prometheus.key"
     tools = {
         "Watch it": "top",
         "List engines": "ps",
         "Trace a request (its id is in the answer's x-request-id)": "trace REQUEST_ID",
-        "Let Prometheus scrape "
-        f"{facts.admin_url}/metrics (credentials_file)": "keys create --scope viewer --out "
-        + shlex.quote(str(scrape)),
     }
     lines = [f"  data plane     {facts.data_url}/v1", f"  control plane  {facts.admin_url}", ""]
     lines += ["  Ask it something:", f"    {_curl(facts)}"]
     for what, command in tools.items():
         lines += [f"  {what}:", f"    {quarterdeck(facts, command)}"]
-    return lines
+    return lines + _scraping(facts)
+
+
+def _scraping(facts: StartFacts) -> list[str]:
+    """Return how Prometheus gets its key, and an entry for its `scrape_configs`."""
+    key_file = facts.state_dir / "prometheus.key"
+    scheme, _, target = facts.admin_url.partition("://")
+    entry: dict[str, object] = {"job_name": "quarterdeck"}
+    if facts.tls_cert is not None:
+        entry |= {"scheme": scheme, "tls_config": {"ca_file": str(facts.tls_cert)}}
+    entry |= {
+        "authorization": {"credentials_file": str(key_file)},
+        "static_configs": [{"targets": [target]}],
+    }
+    command = f"keys create --scope viewer --out {shlex.quote(str(key_file))}"
+    return [
+        "  Let Prometheus scrape it: make its key, then add the entry to its scrape_configs:",
+        f"    {quarterdeck(facts, command)}",
+        f"    - {json.dumps(entry)}",
+    ]
 
 
 def _curl(facts: StartFacts) -> str:
@@ -80,8 +97,9 @@ def _curl(facts: StartFacts) -> str:
 def quarterdeck(facts: StartFacts, command: str) -> str:
     """Return a shell line that runs a client command against this instance."""
     executable = shlex.quote(str(facts.executable or running_executable()))
-    state_dir = shlex.quote(str(facts.state_dir))
-    return f"QUARTERDECK_STATE_DIR={state_dir} {executable} {command}"
+    if facts.state_dir == state_dir(env={}):
+        return f"{executable} {command}"
+    return f"QUARTERDECK_STATE_DIR={shlex.quote(str(facts.state_dir))} {executable} {command}"
 
 
 def running_executable() -> Path:

@@ -160,7 +160,20 @@ def test_a_second_instance_on_the_same_state_directory_is_refused(
 
     assert second.returncode != 0
     assert "already" in second.stderr + second.stdout
+    same_ports = appliance.cli(
+        "serve", "smollm2", "--port", str(appliance.instance["port"]), "--admin-port", "0"
+    )
+    assert "already runs with" in same_ports.stderr
     assert appliance.chat("hello").status_code == 200
+
+
+def test_a_wrong_model_name_is_a_usage_error_in_one_line(root):
+    appliance = ApplianceProcess(root, "smolm2")
+    done = appliance.cli("serve", "smolm2", "--port", "0", "--admin-port", "0")
+
+    assert done.returncode == 2
+    assert "smollm2" in done.stderr
+    assert len(done.stderr.strip().splitlines()) <= 4
 
 
 def test_an_engine_that_cannot_start_says_why_and_does_not_loop(root):

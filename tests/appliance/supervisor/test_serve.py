@@ -90,9 +90,9 @@ def start(
     started: list[Served] = []
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(run_dir))
 
-    def serve(ports: tuple[int, int]) -> Served:
+    def serve(ports: tuple[int, int], state: str = "state") -> Served:
         out = tmp_path / f"out-{len(started)}"
-        started.append(Served(tiny_model_path, tmp_path / "state", ports, out))
+        started.append(Served(tiny_model_path, tmp_path / state, ports, out))
         return started[-1]
 
     yield serve
@@ -140,10 +140,11 @@ def test_an_appliance_starts_answers_and_ends_in_order(start, ports: tuple[int, 
         command = Path(f"/proc/{child.pid}/cmdline").read_bytes()
         assert secret.group(1).encode() not in command
 
-    second: Served = start((0, 0))
-    assert second.process.wait(WAIT_S) == 1
-    assert f"(process {served.process.pid}) already runs with" in second.text
-    third: Served = start(ports)
+    for taken in ((0, 0), ports):
+        second: Served = start(taken)
+        assert second.process.wait(WAIT_S) == 1
+        assert f"(process {served.process.pid}) already runs with" in second.text
+    third: Served = start(ports, "other")
     assert third.process.wait(WAIT_S) == 1
     assert f"port {ports[0]} on 127.0.0.1 is in use" in third.text
     assert "(set by --port)" in third.text

@@ -6,6 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from appliance.config.paths import state_dir
 from appliance.supervisor.admin.schemas import CreatedKey, EngineRow, Progress, Scope
 from appliance.supervisor.start_card import StartFacts, start_card
 from appliance.supervisor.start_progress import StartProgress
@@ -34,7 +37,8 @@ def facts(**changes: Any) -> StartFacts:
 
 def commands(card: str) -> list[list[str]]:
     """The lines that can be pasted."""
-    return [shlex.split(line) for line in card.splitlines() if line.startswith("    ")]
+    lines = [line for line in card.splitlines() if line.startswith("    ")]
+    return [shlex.split(line) for line in lines if not line.startswith("    - ")]
 
 
 def test_the_first_start_shows_both_keys_and_a_curl_line_that_asks_for_a_capital():
@@ -57,6 +61,23 @@ def test_every_command_line_has_full_paths_and_survives_a_shell():
         assert line[1] == "/opt/quarterdeck"
     verbs = [line[2] for line in commands(start_card(facts()))[1:]]
     assert verbs == ["top", "ps", "trace", "keys"]
+
+
+def test_the_default_state_directory_need_not_be_named():
+    for line in commands(start_card(facts(state_dir=state_dir(env={}))))[1:]:
+        assert line[0] == "/opt/quarterdeck"
+
+
+@pytest.mark.parametrize("cert", [None, Path("/etc/cert.pem")])
+def test_the_scrape_entry_reads_the_key_that_the_line_above_makes(cert: Path | None):
+    scheme = "https" if cert else "http"
+    card = start_card(facts(admin_url=f"{scheme}://127.0.0.1:8001", tls_cert=cert))
+    entry = json.loads(next(x for x in card.splitlines() if x.startswith("    - ")).strip("- "))
+
+    made = next(line for line in commands(card) if "keys" in line)
+    assert entry["authorization"]["credentials_file"] == made[made.index("--out") + 1]
+    assert entry["static_configs"] == [{"targets": ["127.0.0.1:8001"]}]
+    assert entry.get("scheme", "http") == scheme
 
 
 def test_a_later_start_shows_no_key_and_says_how_to_make_one():
