@@ -13,6 +13,16 @@ import zmq.asyncio
 from engine.clock import now_ns
 from engine.config import EngineConfig
 from engine.wire.addresses import engine_identity
+from engine.wire.calls import (
+    DumpState,
+    EngineState,
+    Ping,
+    Pong,
+    Sleep,
+    SleepReport,
+    Wake,
+    WakeReport,
+)
 from engine.wire.codec import ENGINE_CODEC, UndecodableError
 from engine.wire.header import Header, TraceContext, child_context, new_context
 from engine.wire.hops import HopLink, HopReceived, HopRecord, HopSent, StepRecord
@@ -20,32 +30,24 @@ from engine.wire.messages import (
     AbortRequests,
     AddRequest,
     Body,
-    DumpState,
     EngineDead,
     EngineHello,
     EngineOutputs,
     EngineProgress,
     EngineReady,
     EngineRecords,
-    EngineState,
     EngineStats,
     FinishReason,
     Heartbeat,
-    Ping,
-    Pong,
     PrefillChunk,
     RequestError,
     RequestOutput,
-    Sleep,
-    SleepReport,
     Timeline,
     TokenLogprob,
     TokenLogprobs,
     UtilityCall,
     UtilityError,
     UtilityReply,
-    Wake,
-    WakeReport,
 )
 from engine.wire.sockets import HeaderMaker, MessageCounts, connect_dealer, connect_push, split
 

@@ -28,7 +28,7 @@ from engine.client.core_client import (
     EngineDeadError,
     UtilityTimeoutError,
 )
-from engine.wire.messages import Sleep, Wake
+from engine.wire.calls import Sleep, Wake
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
 """The register of long verbs: who asked for what, how it goes, and what came out."""
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -49,11 +50,9 @@ class OperationRegistry:
         """Return an operation at its end, or as it is after `wait_s`. Raises NotFoundError."""
         self.get(operation_id)
         ended = self._ended[operation_id]
-        try:
+        with contextlib.suppress(TimeoutError):  # the caller gets it as it is
             async with asyncio.timeout(wait_s):
                 await ended.wait()
-        except TimeoutError:
-            pass  # the caller gets it as it is
         return self.get(operation_id)
 
     def running(self, target: str, kind: Kind | None = None) -> Operation | None:

@@ -28,6 +28,7 @@ from engine.client.core_client import (
 from engine.client.resources import BackgroundResources
 from engine.clock import now_ns
 from engine.wire.addresses import engine_identity, input_address, output_address, parse_identity
+from engine.wire.calls import Call
 from engine.wire.codec import ENGINE_CODEC, UndecodableError
 from engine.wire.header import TraceContext, child_context
 from engine.wire.hops import HopLink, HopReceived, HopRecord, HopSent
@@ -36,7 +37,6 @@ from engine.wire.messages import (
     AbortRequests,
     AddRequest,
     Body,
-    Call,
     EngineDead,
     EngineOutputs,
     UtilityCall,

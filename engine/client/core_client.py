@@ -4,14 +4,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
+from engine.wire.calls import Call
 from engine.wire.header import TraceContext
-from engine.wire.messages import (
-    AbortReason,
-    AddRequest,
-    Call,
-    FromEngine,
-    RequestOutput,
-)
+from engine.wire.messages import AbortReason, AddRequest, FromEngine, RequestOutput
 
 ResultT = TypeVar("ResultT")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.core.batch import DeviceFatalError, ModelRunner, Progress
-from engine.wire.messages import SleepReport, WakeReport
+from engine.wire.calls import SleepReport, WakeReport
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from engine.wire.calls import RequestState
 from engine.wire.header import TraceContext
 from engine.wire.messages import (
     AddRequest,
@@ -9,7 +10,6 @@ from engine.wire.messages import (
     PrefillChunk,
     RequestError,
     RequestOutput,
-    RequestState,
     SamplingParams,
     Timeline,
     TokenLogprobs,

@@ -19,20 +19,15 @@ from engine.core.mail import Received, Shell, received_half, under
 from engine.core.power import Power
 from engine.core.request import Ending, EngineRequest, engine_request
 from engine.core.scheduler import Scheduler
+from engine.wire.calls import DumpState, EngineState, Ping, Pong, Sleep, Wake
 from engine.wire.header import TraceContext
 from engine.wire.messages import (
     AddRequest,
-    DumpState,
-    EngineState,
-    Ping,
-    Pong,
     RequestOutput,
     SamplingParams,
-    Sleep,
     UtilityCall,
     UtilityError,
     UtilityReply,
-    Wake,
 )
 
 logger = logging.getLogger(__name__)

@@ -6,13 +6,11 @@ fields go to the end and have a default.
 """
 
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
+from engine.wire.calls import AnyCall
 from engine.wire.hops import HopRecord, StepRecord
-
-ResultT = TypeVar("ResultT")
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
@@ -77,101 +75,6 @@ class AbortRequests(Body, frozen=True):
     client: str | None = None
     """With `client_epoch_below`: every request of this client's older epochs."""
     client_epoch_below: int | None = None
-
-
-class Call(msgspec.Struct, Generic[ResultT], frozen=True, kw_only=True, tag=True):
-    """Base of the utility calls. `Result` is the type that the engine answers with."""
-
-    Result: ClassVar[Any]
-
-
-class SleepReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `Sleep` achieved; resident bytes are measured, not computed."""
-
-    level: Literal[1, 2]
-    resident_before_bytes: int
-    resident_after_bytes: int
-    freed_bytes: int
-    took_ns: int
-    weights_bytes: int
-
-
-class Sleep(Call[SleepReport], frozen=True):
-    """Give memory back. Level 1 keeps the open file index of the checkpoint, level 2 nothing.
-
-    `wait` lets running requests finish (new ones are rejected as asleep meanwhile) for at most
-    `timeout_s` and then fails without sleeping; `abort` ends them first. Sleeping already: no-op.
-    """
-
-    Result = SleepReport
-
-    level: Literal[1, 2] = 1
-    mode: Literal["wait", "abort"] = "wait"
-    timeout_s: float = 60.0
-
-
-class WakeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a `Wake` did. `canary_ok`: the same greedy token as at the first start came out."""
-
-    resident_bytes: int
-    took_ns: int
-    canary_ok: bool
-
-
-class Wake(Call[WakeReport], frozen=True):
-    """Undo `Sleep`; answers once the engine can serve again. Awake already: no-op."""
-
-    Result = WakeReport
-
-
-class Pong(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `Ping`."""
-
-    token_id: int | None
-    took_ns: int
-
-
-class Ping(Call[Pong], frozen=True):
-    """Probe the engine. `deep` makes one real token through the scheduler's queue."""
-
-    Result = Pong
-
-    deep: bool = True
-
-
-class RequestState(msgspec.Struct, frozen=True, kw_only=True):
-    """One live request as the engine sees it."""
-
-    request_id: str
-    client: str
-    state: Literal["waiting", "running"]
-    prompt_tokens: int
-    output_tokens: int
-    computed_tokens: int
-    num_blocks: int
-    preemptions: int
-    age_ns: int
-
-
-class EngineState(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to `DumpState`."""
-
-    phase: str
-    step: int
-    sleep_level: Literal[0, 1, 2]
-    num_blocks: int
-    free_blocks: int
-    requests: tuple[RequestState, ...]
-
-
-class DumpState(Call[EngineState], frozen=True):
-    """Report every live request and the KV pool, for operators and tests."""
-
-    Result = EngineState
-
-
-AnyCall = Sleep | Wake | Ping | DumpState
-"""The closed union of utility calls: nothing else is ever dispatched."""
 
 
 class UtilityCall(Body, frozen=True):

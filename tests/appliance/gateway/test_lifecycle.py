@@ -12,7 +12,8 @@ import pytest
 from appliance.control_link.messages import GatewayRecords, GatewayStopped, WakeEngine
 from appliance.gateway.data_plane import Timing
 from appliance.telemetry.records import Outcome
-from engine.wire.messages import AbortReason, Sleep
+from engine.wire.calls import Sleep
+from engine.wire.messages import AbortReason
 from tests.appliance.gateway.fake_supervisor import (
     GATEWAY,
     KEY,

@@ -16,8 +16,9 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.parent_death import watch_parent
+from engine.wire.calls import Sleep, Wake, WakeReport
 from engine.wire.header import Header
-from engine.wire.messages import Sleep, UtilityCall, UtilityError, UtilityReply, Wake, WakeReport
+from engine.wire.messages import UtilityCall, UtilityError, UtilityReply
 from tests.fakes import FakeEngine
 
 CONFIG_ERROR = 78

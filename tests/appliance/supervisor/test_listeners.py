@@ -27,6 +27,18 @@ def test_a_bound_port_takes_connections_before_anybody_accepts(listeners: Listen
     socket.create_connection(("127.0.0.1", listeners.data_port), timeout=1).close()
 
 
+def test_connections_of_both_planes_send_without_delay(listeners: Listeners):
+    bind_data_plane(listeners, "127.0.0.1", 0, gateways=1)
+    bind_control_plane(listeners, "127.0.0.1", 0)
+
+    for listening in (*listeners.data, *listeners.admin):
+        with socket.create_connection(listening.getsockname(), timeout=1):
+            listening.settimeout(1)
+            accepted, _ = listening.accept()
+            with accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_each_gateway_gets_its_own_socket_on_the_same_port(listeners: Listeners):
     bind_data_plane(listeners, "127.0.0.1", 0, gateways=3)
 

@@ -13,17 +13,10 @@ from engine.client.async_mp import AsyncMPClient
 from engine.clock import now_ns
 from engine.config import ClientEndpoint, EngineConfig
 from engine.wire.addresses import input_address, output_address
+from engine.wire.calls import DumpState, Ping
 from engine.wire.header import TraceContext, new_context
 from engine.wire.hops import HopRecord
-from engine.wire.messages import (
-    TRACED,
-    AbortReason,
-    AddRequest,
-    DumpState,
-    EngineReady,
-    Ping,
-    SamplingParams,
-)
+from engine.wire.messages import TRACED, AbortReason, AddRequest, EngineReady, SamplingParams
 from tests.appliance.telemetry.workload import choice, gateway_records, record
 from tests.fakes import FakeEngine
 

@@ -102,8 +102,10 @@ def test_a_file_of_another_version_or_a_damaged_one_is_replaced(tmp_path: Path):
     path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
     db = open_db(tmp_path)
 
-    db.insert([span(1)], [])
+    kept = span(1)
+    db.insert([kept], [])
 
+    assert [row.span_id for row in db.spans(kept.trace_id)] == [kept.span_id]
     db.close()
 
 

@@ -21,6 +21,7 @@ from engine.client.core_client import (
 from engine.clock import now_ns
 from engine.config import ClientEndpoint, EngineConfig
 from engine.wire.addresses import input_address, output_address
+from engine.wire.calls import Ping, Sleep, Wake
 from engine.wire.codec import ENGINE_CODEC
 from engine.wire.header import Header, new_context
 from engine.wire.hops import HopReceived, HopSent
@@ -30,11 +31,8 @@ from engine.wire.messages import (
     EngineHello,
     EngineReady,
     FinishReason,
-    Ping,
     RequestOutput,
     SamplingParams,
-    Sleep,
-    Wake,
 )
 from tests.fakes import FakeEngine
 

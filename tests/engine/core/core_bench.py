@@ -8,11 +8,11 @@ import msgspec
 from engine.config import ClientEndpoint, EngineConfig
 from engine.core.loop import EngineCore
 from engine.core.mail import Outgoing, Received
+from engine.wire.calls import AnyCall
 from engine.wire.header import PROTOCOL_VERSION, Header, new_context
 from engine.wire.hops import HopReceived, HopRecord, StepRecord
 from engine.wire.messages import (
     AddRequest,
-    AnyCall,
     Body,
     EngineOutputs,
     RequestOutput,

@@ -18,11 +18,11 @@ from engine.client.collector import RequestOutputCollector
 from engine.clock import now_ns
 from engine.config import ClientEndpoint, EngineConfig
 from engine.wire.addresses import input_address, output_address
+from engine.wire.calls import Call
 from engine.wire.header import new_context
 from engine.wire.hops import HopRecord
 from engine.wire.messages import (
     AddRequest,
-    Call,
     EngineRecords,
     FromEngine,
     RequestOutput,

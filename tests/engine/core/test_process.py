@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from engine.clock import now_ns
 from engine.config import EngineConfig
+from engine.wire.calls import DumpState, Ping, Sleep, Wake
 from engine.wire.codec import ENGINE_CODEC
 from engine.wire.header import new_context
 from engine.wire.hops import HopReceived, HopSent
@@ -25,7 +26,6 @@ from engine.wire.messages import (
     TRACED,
     AbortReason,
     AddRequest,
-    DumpState,
     EngineDead,
     EngineHello,
     EngineProgress,
@@ -34,11 +34,8 @@ from engine.wire.messages import (
     EngineStats,
     FinishReason,
     Heartbeat,
-    Ping,
     SamplingParams,
-    Sleep,
     UtilityCall,
-    Wake,
 )
 from engine.wire.sockets import HeaderMaker, bind_router
 from tests.engine.core.engine_process import (

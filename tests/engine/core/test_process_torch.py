@@ -4,16 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.wire.messages import (
-    DumpState,
-    EngineHello,
-    EngineProgress,
-    EngineReady,
-    FinishReason,
-    Ping,
-    Sleep,
-    Wake,
-)
+from engine.wire.calls import DumpState, Ping, Sleep, Wake
+from engine.wire.messages import EngineHello, EngineProgress, EngineReady, FinishReason
 from tests.engine.core.engine_process import engine_station, finish
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]

@@ -4,10 +4,9 @@ import math
 
 import pytest
 
-from engine.wire.messages import (
+from engine.wire.calls import (
     DumpState,
     EngineState,
-    FinishReason,
     Ping,
     Pong,
     Sleep,
@@ -15,6 +14,7 @@ from engine.wire.messages import (
     Wake,
     WakeReport,
 )
+from engine.wire.messages import FinishReason
 from tests.engine.core.core_bench import CoreBench
 from tests.engine.core.kv_runner import EOS, WEIGHTS_BYTES, next_token, oracle
 

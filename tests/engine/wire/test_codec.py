@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from engine.wire.addresses import check_run_dir, engine_identity, parse_identity
+from engine.wire.calls import Sleep
 from engine.wire.codec import ENGINE_CODEC, UndecodableError
 from engine.wire.header import Header
 from engine.wire.hops import HopLink, HopReceived, HopSent, StepRecord
@@ -15,7 +16,6 @@ from engine.wire.messages import (
     FinishReason,
     RequestOutput,
     SamplingParams,
-    Sleep,
     Timeline,
     TokenLogprob,
     TokenLogprobs,
