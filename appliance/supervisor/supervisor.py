@@ -17,6 +17,7 @@ from appliance.supervisor.admin.schemas import (
     SleepBody,
     SystemInfo,
 )
+from appliance.supervisor.deep_probe import probe_engines
 from appliance.supervisor.desired_state import StateDatabase
 from appliance.supervisor.engine_verbs import EngineVerbs
 from appliance.supervisor.fleet import Fleet, FleetOrders, FleetPlan
@@ -90,6 +91,7 @@ class Supervisor:
                         self._run_hub(),
                         self._publish_states(),
                         self._watch(),
+                        probe_engines(self._fleet.client, self._fleet.engines.values()),
                     )
                 ]
                 await self._run_fleet()

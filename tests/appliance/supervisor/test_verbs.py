@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.supervisor import engine_verbs
+from appliance.supervisor import deep_probe, engine_verbs
 from appliance.supervisor.admin.ports import ConflictError, NotFoundError
 from appliance.supervisor.admin.schemas import SleepBody
 from tests.appliance.supervisor.appliance_under_test import Appliance, appliance
@@ -172,6 +172,31 @@ async def test_an_engine_that_never_answers_is_replaced(
         assert row.last_exit == "hung: Sleep: no reply within 0.2 s; ended by SIGABRT"
         assert row.desired_sleep_level == 0
         assert any("Current thread" in line for _, line in it.lines), "its stacks were dumped"
+
+
+async def test_an_idle_engine_that_makes_no_token_is_replaced(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deep_probe, "PROBE_EVERY_S", 0.2)
+    monkeypatch.setattr(deep_probe, "PROBE_TIMEOUT_S", 0.2)
+    async with appliance(run_dir, "mute") as it:
+        row = await it.until(lambda r: r.epoch > 1)
+
+        assert row.last_exit is not None
+        assert row.last_exit.startswith("hung: no token for a deep probe: Ping")
+
+
+async def test_an_idle_engine_that_makes_tokens_is_left_alone(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(deep_probe, "PROBE_EVERY_S", 0.05)
+    async with appliance(run_dir, "well") as it:
+        counts = it.supervisor._fleet.client.counts
+        async with asyncio.timeout(10):
+            while counts.received["UtilityReply"] < 3:
+                await asyncio.sleep(0.02)
+
+        assert (it.engine().epoch, it.engine().state) == (1, "ready")
 
 
 async def test_a_request_wakes_the_engine_over_the_control_link(run_dir: Path):
