@@ -1,5 +1,7 @@
 """Turns what the routes raise into problems."""
 
+import logging
+import sqlite3
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request, Response
@@ -10,12 +12,15 @@ from appliance.supervisor.admin.ports import ConflictError, NotFoundError
 from appliance.supervisor.admin.problems import MEDIA_TYPE, ProblemError, problem
 from appliance.supervisor.admin.schemas import Problem
 
+logger = logging.getLogger(__name__)
+
 _MOST_ERRORS = 8
 
 
 def install(app: FastAPI) -> None:
     """Register a handler for every kind of error."""
-    for kind in (ProblemError, NotFoundError, ConflictError, RequestValidationError):
+    expected = (ProblemError, NotFoundError, ConflictError, RequestValidationError, sqlite3.Error)
+    for kind in expected:
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle)
     app.add_exception_handler(Exception, _handle)
@@ -52,6 +57,10 @@ def _problem_of(error: Exception) -> Problem:
 def _other(error: Exception) -> Problem:
     if isinstance(error, NotFoundError):
         return problem(404, "not_found", str(error))
+    if isinstance(error, sqlite3.Error):
+        logger.error("the state directory cannot be used: %s", error)
+        hint = "Is the disk of the state directory full or read-only? Serving goes on without it."
+        return problem(503, "storage_unavailable", str(error), hint)
     return problem(500, "internal_error", hint="The log has the details.")
 
 

@@ -21,6 +21,7 @@ TITLES: Mapping[int, str] = {
     422: "Invalid request",
     500: "Internal error",
     502: "The operation failed",
+    503: "Not available now",
     504: "The operation takes longer",
 }
 

@@ -1,6 +1,7 @@
 """What the routes answer."""
 
 import json
+import sqlite3
 
 import httpx
 import pytest
@@ -122,6 +123,21 @@ async def test_a_wrong_body_is_refused_and_does_nothing(
 
 async def test_405_names_the_methods(admin: httpx.AsyncClient):
     assert (await admin.put(f"{API}/keys")).headers["allow"] == "GET, POST"
+
+
+async def test_a_full_disk_is_said_with_what_to_do(
+    plane: Plane, admin: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    def full(body: object, actor: str) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(plane.keys, "create", full)
+
+    answer = await admin.post(f"{API}/keys", json={"name": "x"})
+
+    assert (answer.status_code, answer.json()["code"]) == (503, "storage_unavailable")
+    assert "full" in answer.json()["detail"]
+    assert "disk" in answer.json()["hint"]
 
 
 async def test_a_bug_is_a_500_problem_that_tells_nothing(
