@@ -28,7 +28,7 @@ class SleepReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sleep(Call[SleepReport], frozen=True):
-    """Give memory back. Level 1 keeps the open file index of the checkpoint, level 2 nothing.
+    """Give memory back. Level 1 keeps the index of the checkpoint in memory, level 2 nothing.
 
     `wait` lets running requests finish (new ones are rejected as asleep meanwhile) for at most
     `timeout_s` and then fails without sleeping; `abort` ends them first. Sleeping already: no-op.
