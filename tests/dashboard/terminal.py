@@ -22,11 +22,22 @@ def an_app(source: Source, now_s: Callable[[], float] = time.monotonic) -> Quart
 def screen_lines(app: QuarterdeckTop) -> list[str]:
     """What stands on the screen, line by line."""
     width, height = app.size
-    strips = app.screen._compositor.render_strips(app.size)
-    lines = ["".join(segment.text for segment in strip) for strip in strips]
+    lines = _drawn_lines(app)
     assert len(lines) == height
     assert {cell_len(line) for line in lines} == {width}
     return lines
+
+
+def is_laid_out(app: QuarterdeckTop) -> bool:
+    """Whether the screen fills the terminal: one that was just opened has no layout yet."""
+    width, height = app.size
+    lines = _drawn_lines(app)
+    return len(lines) == height and {cell_len(line) for line in lines} == {width}
+
+
+def _drawn_lines(app: QuarterdeckTop) -> list[str]:
+    strips = app.screen._compositor.render_strips(app.size)
+    return ["".join(segment.text for segment in strip) for strip in strips]
 
 
 def screen_text(app: QuarterdeckTop) -> str:
@@ -37,7 +48,7 @@ async def until(pilot: Pilot[Any], is_so: Callable[[], bool], timeout_s: float =
     """Wait until the app comes to a state; fails with the screen."""
     try:
         async with asyncio.timeout(timeout_s):
-            while not is_so():
+            while not (is_laid_out(pilot.app) and is_so()):
                 await pilot.pause(0.05)
     except TimeoutError:
         raise AssertionError(screen_text(pilot.app)) from None
