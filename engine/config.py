@@ -23,7 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[ClientEndpoint, ...]
     device: str = "cpu"
     dtype: str | None = None
-    """`bfloat16`, `float32`, `float16`; None: bfloat16 on CPU, else the checkpoint's."""
+    """`bfloat16`, `float32`, `float16`; None: the checkpoint's, else what the device does well."""
     max_model_len: int | None = None
     """None: the checkpoint's, capped by what the KV cache holds."""
     kv_cache_bytes: int | None = None
@@ -36,3 +36,24 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 0.5
     outbox_limit: int = 1024
     """Messages that wait for one client; beyond, the client is cut off."""
+    policy: str = "fcfs"
+    """`fcfs`, `priority`, `fair`, or a name of the entry point group `quarterdeck.policies`."""
+    reserved_seqs: int = 0
+    """Of `max_num_seqs`, places that only requests of negative (high) priority may take."""
+    tenant_weights: dict[str, float] = {}
+    """For `fair`: share of a tenant, 1 when it is not named."""
+    prefix_caching: bool = True
+    long_prefill_threshold: int = 0
+    """Most prompt tokens of one request in a step while others decode; 0: a quarter of the token
+    budget."""
+    predict_lengths: bool = True
+    """Whether admission leaves room for the output that a tenant's requests usually have."""
+    speculative_tokens: int = 0
+    """Most tokens drafted by prompt lookup in a step; 0: no speculative decoding."""
+    max_loras: int = 8
+    """LoRA adapters that one step can use; 0: none may be loaded."""
+    max_lora_rank: int = 128
+    max_cpu_loras: int = 32
+    """Adapters kept in memory; the least recently used one goes, unless it is pinned or in use."""
+    grammar_timeout_s: float = 10.0
+    """Longest time that the compilation of a grammar may take."""

@@ -40,6 +40,35 @@ def serve(  # noqa: PLR0913 (options of a command)
         Text, typer.Option(help="Most tokens in a step. [default: 512]")
     ] = None,
     num_threads: Annotated[Count, typer.Option(help="Threads of an engine on the CPU.")] = None,
+    revision: Annotated[Text, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
+    policy: Annotated[
+        Text, typer.Option(help="Who is next: fcfs, priority or fair. [default: fcfs]")
+    ] = None,
+    reserved_seqs: Annotated[
+        Count, typer.Option(help="Places in a step for negative (high) priorities. [default: 0]")
+    ] = None,
+    prefix_caching: Annotated[
+        Switch, typer.Option("--prefix-caching/--no-prefix-caching", help="[default: on]")
+    ] = None,
+    long_prefill_threshold: Annotated[
+        Text, typer.Option(help="Most prompt tokens of a request in a step beside decodes.")
+    ] = None,
+    predict_lengths: Annotated[
+        Switch,
+        typer.Option(
+            "--predict-lengths/--no-predict-lengths",
+            help="Leave room for the usual output at admission. [default: on]",
+        ),
+    ] = None,
+    speculative_tokens: Annotated[
+        Count, typer.Option(help="Tokens guessed by prompt lookup in a step. [default: 0]")
+    ] = None,
+    adapter_root: Annotated[
+        Texts, typer.Option(help="Directory that LoRA adapters may come from; repeatable.")
+    ] = None,
+    max_loras: Annotated[Count, typer.Option(help="Adapters in one step. [default: 8]")] = None,
+    max_lora_rank: Annotated[Count, typer.Option(help="[default: 128]")] = None,
+    max_cpu_loras: Annotated[Count, typer.Option(help="Adapters in memory. [default: 32]")] = None,
     host: Annotated[Text, typer.Option(help="[default: 127.0.0.1]")] = None,
     port: Annotated[Count, typer.Option(help="Of the OpenAI endpoint. [default: 8000]")] = None,
     gateways: Annotated[Count, typer.Option(help="Gateway processes. [default: 1]")] = None,

@@ -43,6 +43,29 @@ class Settings(_Strict):
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(512, ge=1)
     num_threads: int | None = Field(None, ge=1)
+    revision: str | None = None
+    """Of a hub model: branch, tag or commit."""
+
+    # scheduling
+    policy: str = "fcfs"
+    """`fcfs`, `priority`, `fair`, or a policy that an installed package brings."""
+    reserved_seqs: int = Field(0, ge=0)
+    """Of `max_num_seqs`, places for requests of high (negative) priority."""
+    tenant_weights: dict[str, float] = Field(default_factory=dict)
+    """For `fair`: key id to share; 1 when not named."""
+    prefix_caching: bool = True
+    long_prefill_threshold: int = Field(0, ge=0)
+    predict_lengths: bool = True
+    speculative_tokens: int = Field(0, ge=0, le=16)
+    """Most tokens guessed by prompt lookup in a step; 0 is off."""
+
+    # LoRA adapters
+    adapter_root: list[Path] = Field(default_factory=list)
+    """Directories that adapters may be loaded from; none: no adapters."""
+    max_loras: int = Field(8, ge=0, le=64)
+    """Adapters that one step can use."""
+    max_lora_rank: int = Field(128, ge=1, le=128)
+    max_cpu_loras: int = Field(32, ge=1)
 
     # data plane
     host: str = "127.0.0.1"

@@ -91,6 +91,16 @@ def _engine_plan(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_threads=settings.num_threads,
         heartbeat_s=settings.heartbeat_s,
+        policy=settings.policy,
+        reserved_seqs=settings.reserved_seqs,
+        tenant_weights=settings.tenant_weights,
+        prefix_caching=settings.prefix_caching,
+        long_prefill_threshold=settings.long_prefill_threshold,
+        predict_lengths=settings.predict_lengths,
+        speculative_tokens=settings.speculative_tokens,
+        max_loras=settings.max_loras if settings.adapter_root else 0,
+        max_lora_rank=settings.max_lora_rank,
+        max_cpu_loras=settings.max_cpu_loras,
     )
     return EnginePlan(config, served_names)
 

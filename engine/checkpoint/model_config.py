@@ -8,19 +8,37 @@ import msgspec
 
 from engine.checkpoint.errors import CheckpointError, UnsupportedModelError
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-SUPPORTED_ROPE_KINDS = ("default", "linear", "llama3")
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+)
+SUPPORTED_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _MAX_DIMENSION = 1 << 24
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
     """How rotary frequencies are stretched to reach longer contexts."""
 
-    kind: Literal["default", "linear", "llama3"] = "default"
+    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "factors"] = "default"
+    """`factors`: every frequency is divided by its own entry of `long_factors`, as GGUF files of
+    Llama 3.1 have it."""
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    """Scales cosines and sines; None: as the paper of the kind says."""
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +59,40 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     rope_scaling: RopeScaling = RopeScaling()
     dtype: str | None = None
     """The dtype the weights were saved in, where the checkpoint says so."""
+    rotary_dim: int | None = None
+    """Values of a head that rotate; None: all of `head_dim`."""
+    local_rope_theta: float | None = None
+    """Base of the sliding-window layers, unscaled; None: theirs is that of the others."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    """RMS norm of each query and key head before rotation."""
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    sliding_window: int | None = None
+    """Tokens that a sliding-window layer sees, its own included."""
+    sliding_layers: tuple[bool, ...] = ()
+    """Which layers have the window; empty: all, if there is a `sliding_window`."""
+    query_scale: float | None = None
+    """Scores are multiplied with it; None: `head_dim ** -0.5`."""
+    embedding_scale: float = 1.0
+    """Embeddings are multiplied with it, rounded to the weights' dtype."""
+    norm_offset: float = 0.0
+    """Added to the weights of RMS norms: 1 for Gemma in Hugging Face layout (in GGUF it is in
+    the weights already)."""
+    attention_softcap: float | None = None
+    logits_softcap: float | None = None
+
+    def is_sliding(self, layer: int) -> bool:
+        """Return whether a layer sees only the last `sliding_window` tokens."""
+        if self.sliding_window is None:
+            return False
+        return self.sliding_layers[layer] if self.sliding_layers else True
+
+    @property
+    def num_sliding_layers(self) -> int:
+        """Return how many layers have a sliding window."""
+        return sum(self.is_sliding(layer) for layer in range(self.num_layers))
 
 
 def check_config(config: ModelConfig) -> ModelConfig:

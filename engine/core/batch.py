@@ -5,9 +5,9 @@ Plain values, no torch: the scheduler can be tested without a model.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from engine.wire.messages import SamplingParams, TokenLogprobs
+from engine.wire.messages import RequestError, SamplingParams, TokenLogprobs
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); units are bytes."""
@@ -21,17 +21,79 @@ class ConfigError(Exception):
     """The engine can never start with this configuration; restarting does not help."""
 
 
+class Prerequisite(Protocol):
+    """Something a request needs before it can run, prepared off the step loop.
+
+    Whoever prepares it wakes the loop when it is there. Once ready it stays ready.
+    """
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the request may be scheduled."""
+        ...
+
+    @property
+    def fault(self) -> RequestError | None:
+        """Why it will never be ready; the request ends with it."""
+        ...
+
+
+class TokenMask(Protocol):
+    """Which tokens a request's grammar allows next."""
+
+    def begin_mask(self) -> None:
+        """Start computing the next token's mask in the background; called before the forward pass."""
+        ...
+
+    def mask(self) -> Any:
+        """Return it, waiting if need be: int32 array `[ceil(vocab / 32)]`, bit `i % 32` of word
+        `i // 32` says whether token `i` may come."""
+        ...
+
+
+class RequestGrammar(Prerequisite, TokenMask, Protocol):
+    """The grammar of one request and how far its output is in it."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the output is complete and nothing can follow but an end token."""
+        ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the source is not enforced."""
+        ...
+
+    def accept(self, token_id: int) -> str | None:
+        """Advance by the token that was sampled; return why it was not allowed, or None."""
+        ...
+
+
+class AdapterLease(Prerequisite, Protocol):
+    """A request's hold on one content of a LoRA adapter, from its admission to its end."""
+
+    @property
+    def content_hash(self) -> str:
+        """Identity of the adapter."""
+        ...
+
+    def release(self) -> None:
+        """Let go; idempotent."""
+        ...
+
+
 @dataclass(slots=True)
 class ScheduledRequest:
     """One request's share of a step."""
 
     request_id: str
     token_ids: Sequence[int]
-    """Tokens to compute now: positions `start_position` and up."""
+    """Tokens to compute now: positions `start_position` and up; drafts are the last of them."""
     start_position: int
     """Tokens of this request whose keys and values are in the cache already."""
     block_table: Sequence[int]
-    """KV blocks of the request, in order; covers all positions up to the last of this step."""
+    """KV blocks of the full-attention layers, in order; covers all positions up to the last of
+    this step."""
     samples: bool
     """Whether the last token's logits give a new token (false for all but the last chunk)."""
     sampling: SamplingParams
@@ -39,14 +101,57 @@ class ScheduledRequest:
     """Tokens generated before this step: the position in the random stream, and `min_tokens`."""
     banned_token_ids: Sequence[int] = ()
     """May not be sampled now (end tokens before `min_tokens`)."""
+    num_drafts: int = 0
+    """How many of `token_ids` are guesses: the step samples after the last known token and after
+    each guess, and keeps what follows right guesses."""
+    history: Sequence[int] = ()
+    """Prompt and output so far, without drafts; the request's own list: do not keep or change it."""
+    num_prompt_tokens: int = 0
+    window_table: Sequence[int] = ()
+    """KV blocks of the sliding-window layers, by the same index as `block_table`; entries before
+    the window are -1. Empty when the model has no such layers."""
+    adapter: str | None = None
+    """Content hash of the LoRA adapter."""
+    grammar: TokenMask | None = None
+    prompt_logprobs: int | None = None
+    """Wanted for the prompt tokens that follow this step's: see `StepResult.prompt_logprobs`."""
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """One row of logits and what choosing its token depends on: nothing else may."""
+
+    request_id: str
+    """Makes the seed of a request that brings none."""
+    sampling: SamplingParams
+    position: int
+    """Output tokens before this one."""
+    num_prompt_tokens: int
+    history: Sequence[int]
+    """Prompt and output before this token."""
+    banned_token_ids: Sequence[int] = ()
+    grammar: TokenMask | None = None
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What came of a `SampleRow`: a token or a fault."""
+
+    token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    fault: str | None = None
 
 
 @dataclass(slots=True)
 class StepResult:
     """What a step produced, by request id."""
 
-    token_ids: dict[str, int] = field(default_factory=dict)
-    logprobs: dict[str, TokenLogprobs] = field(default_factory=dict)
+    token_ids: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """One token, and one more for each draft that was right."""
+    logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """As many as tokens."""
+    prompt_logprobs: dict[str, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    """Of the prompt tokens at positions `start_position + 1` and up."""
     faults: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone, with the reason."""
 
@@ -65,6 +170,19 @@ class ModelFacts:
     kv_cache_bytes: int
     num_blocks: int
     eos_token_ids: tuple[int, ...]
+    dtype_reason: str | None = None
+    sliding_window: int | None = None
+    """Tokens that a sliding-window layer sees, its own included."""
+    num_window_blocks: int = 0
+    """KV blocks of the sliding-window layers; 0: there are none."""
+
+
+class AdapterStore(Protocol):
+    """The LoRA adapters of one engine. All calls come from the loop thread."""
+
+    def lease(self, name: str) -> AdapterLease | None:
+        """Take hold of what is loaded under a name; None when nothing is."""
+        ...
 
 
 class ModelRunner(Protocol):

@@ -23,6 +23,8 @@ class Span:
     start_position: int
     """Position of the first row; the keys before it are in the cache already."""
     block_table: Sequence[int]
+    window_table: Sequence[int] = ()
+    """Blocks of the sliding-window layers, by the same index; -1 before the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +41,24 @@ class LayerCache:
 
 
 @dataclass(frozen=True, slots=True)
-class StepPlan:
-    """What the layers of one step share; made by `KernelBackend.plan`."""
+class LayerPlan:
+    """What all layers of one kind (full attention, or sliding window) share in one step."""
 
     slots: Tensor
     """`[num_tokens]`: block times block size plus offset, where each token's key goes."""
     attention: Any
     """The backend's own precomputed indices; only the backend that made it reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the layers of one step share; made by `KernelBackend.plan`."""
+
+    num_tokens: int
+    """Rows that are tokens; the rest is padding."""
+    full: LayerPlan
+    window: LayerPlan | None = None
+    """For the sliding-window layers, where the model has such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +116,14 @@ class KernelBackend(ABC):
         """Return how many rows the hidden states of `num_rows` tokens must have."""
 
     @abstractmethod
-    def plan(self, spans: Sequence[Span], block_size: int) -> StepPlan:
-        """Precompute what the attention of every layer needs for this batch."""
+    def plan(self, spans: Sequence[Span], block_size: int, window: int | None = None) -> StepPlan:
+        """Precompute what the attention of every layer needs for this batch.
+
+        Args:
+            spans: The requests; with a `window`, each has a `window_table`.
+            block_size: Positions in a KV block.
+            window: Tokens that a sliding-window layer sees, its own included.
+        """
 
     @abstractmethod
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
@@ -123,17 +142,26 @@ class KernelBackend(ABC):
         """Rotate `[rows, heads, head_dim]` by a `RotaryTable`'s rows; returns float32."""
 
     @abstractmethod
-    def write_cache(self, keys: Tensor, values: Tensor, cache: LayerCache, plan: StepPlan) -> None:
+    def write_cache(self, keys: Tensor, values: Tensor, cache: LayerCache, plan: LayerPlan) -> None:
         """Store `[num_tokens, kv_heads, head_dim]` keys and values in their slots."""
 
     @abstractmethod
-    def attention(self, queries: Tensor, cache: LayerCache, plan: StepPlan) -> Tensor:
+    def attention(
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        plan: LayerPlan,
+        scale: float,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Attend causally to the cached context of each row's own request.
 
         Args:
             queries: `[rows, heads, head_dim]`, float32, rotated.
             cache: Holds the keys and values up to each row's own position.
-            plan: From `plan`, for the same batch.
+            plan: Of this kind of layer, from `plan`, for the same batch.
+            scale: Factor of the scores.
+            softcap: Scores become `softcap * tanh(score / softcap)`.
 
         Returns:
             `[rows, heads * head_dim]`, float32; padding rows are zero.
@@ -142,6 +170,20 @@ class KernelBackend(ABC):
     @abstractmethod
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return `silu(gate) * up` for `[rows, 2 * inner]` with the gate in the first half."""
+
+    @abstractmethod
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return `gelu(gate) * up`, with the tanh approximation; as `silu_mul` otherwise."""
+
+    @abstractmethod
+    def low_rank(self, rows: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """Return `(rows @ down.T) @ up.T` for any number of rows, in float32.
+
+        Args:
+            rows: `[n, in]`.
+            down: `[rank, in]`, a LoRA adapter's A.
+            up: `[out, rank]`, its B with the scale in it.
+        """
 
     @abstractmethod
     def logits(self, rows: Tensor, weight: LinearWeight) -> Tensor:

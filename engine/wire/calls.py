@@ -93,6 +93,10 @@ class EngineState(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     free_blocks: int
     requests: tuple[RequestState, ...]
+    cached_blocks: int = 0
+    window_blocks: int = 0
+    """KV blocks of the sliding-window layers, if the model has such."""
+    free_window_blocks: int = 0
 
 
 class DumpState(Call[EngineState], frozen=True):
@@ -101,5 +105,102 @@ class DumpState(Call[EngineState], frozen=True):
     Result = EngineState
 
 
-AnyCall = Sleep | Wake | Ping | DumpState
+class CacheReset(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `ResetPrefixCache`."""
+
+    dropped_blocks: int
+
+
+class ResetPrefixCache(Call[CacheReset], frozen=True):
+    """Forget all cached prefixes; blocks that running requests hold are forgotten, not taken."""
+
+    Result = CacheReset
+
+
+class AdapterState(msgspec.Struct, frozen=True, kw_only=True):
+    """One LoRA adapter as an engine holds it."""
+
+    name: str
+    content_hash: str
+    """Hex SHA-256 of its configuration and weights: its identity."""
+    path: str
+    rank: int
+    num_bytes: int
+    targets: tuple[str, ...]
+    """Linear layers that it changes, `q_proj`, `down_proj`, ..."""
+    pinned: bool
+    active: bool
+    """In a slot, so that a step can use it at once; else in host memory."""
+    running_requests: int
+    loaded_ns: int
+    used_ns: int | None = None
+    """When a request last asked for it."""
+
+
+class LoadAdapter(Call[AdapterState], frozen=True):
+    """Load a PEFT adapter; answers when requests can use it. Read off the step loop.
+
+    A name that is loaded already: the same content is a no-op, other content replaces it for new
+    requests; running ones keep theirs. Errors: `invalid` with what is wrong with it.
+    """
+
+    Result = AdapterState
+
+    name: str
+    path: str
+    pinned: bool = False
+
+
+class AdapterUnloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `UnloadAdapter`."""
+
+    name: str
+    running_requests: int
+    """Requests that use it to their end; its memory goes with the last."""
+
+
+class UnloadAdapter(Call[AdapterUnloaded], frozen=True):
+    """Take a name away; `invalid` when nothing is loaded under it."""
+
+    Result = AdapterUnloaded
+
+    name: str
+
+
+class PinAdapter(Call[AdapterState], frozen=True):
+    """Keep an adapter in its slot, or stop doing so."""
+
+    Result = AdapterState
+
+    name: str
+    pinned: bool = True
+
+
+class AdapterList(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `ListAdapters`."""
+
+    adapters: tuple[AdapterState, ...]
+    max_loras: int
+    """Slots: adapters that one step can use."""
+    max_cpu_loras: int
+    """Adapters kept in memory."""
+
+
+class ListAdapters(Call[AdapterList], frozen=True):
+    """Report every loaded adapter."""
+
+    Result = AdapterList
+
+
+AnyCall = (
+    Sleep
+    | Wake
+    | Ping
+    | DumpState
+    | ResetPrefixCache
+    | LoadAdapter
+    | UnloadAdapter
+    | PinAdapter
+    | ListAdapters
+)
 """The closed union of utility calls: nothing else is ever dispatched."""

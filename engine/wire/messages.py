@@ -38,6 +38,41 @@ class SamplingParams(Body, frozen=True):
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no logprobs. k: the chosen token's and the k best tokens'."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for every prompt token after the first; the prefix cache is not read then."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted once for each time that a token is in the output."""
+    presence_penalty: float = 0.0
+    """Subtracted once from tokens that are in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, added to its logit)."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Nothing else may be chosen; empty: no limit."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that may not be completed."""
+
+
+class GrammarKind(StrEnum):
+    """What the source of a grammar is written in."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    """Any JSON object; the source is empty."""
+    REGEX = "regex"
+    CHOICE = "choice"
+    """The source is a JSON list of strings."""
+    LARK = "lark"
+
+
+class Grammar(Body, frozen=True):
+    """What the output must match."""
+
+    kind: GrammarKind
+    source: str = ""
+    lenient: bool = False
+    """Ignore the schema keywords that cannot be enforced instead of refusing the schema."""
 
 
 class AddRequest(Body, frozen=True):
@@ -53,6 +88,11 @@ class AddRequest(Body, frozen=True):
     """Lower runs first; only the `priority` policy reads it."""
     tenant: str | None = None
     """Id of the key that pays, for fair policies."""
+    adapter: str | None = None
+    """Name of a loaded LoRA adapter; what is loaded under it at admission is used to the end."""
+    cache_salt: str | None = None
+    """Cached prefixes are shared only between requests with the same salt."""
+    grammar: Grammar | None = None
 
 
 class AbortReason(StrEnum):
@@ -132,6 +172,14 @@ class EngineReady(Body, frozen=True):
     resident_bytes: int
     phases: tuple[StartPhase, ...] = ()
     adapters: tuple[str, ...] = ()
+    dtype_reason: str | None = None
+    """Why `dtype` is not what was asked for or saved."""
+    max_lora_rank: int = 0
+    """0: this engine takes no adapters."""
+    max_loras: int = 0
+    sliding_window: int | None = None
+    num_window_blocks: int = 0
+    """KV blocks of the sliding-window layers."""
 
 
 class FinishReason(StrEnum):
@@ -165,8 +213,8 @@ class RequestError(Body, frozen=True):
     """Why a request failed alone. Codes are a closed set, see `appliance.gateway.openai.errors`."""
 
     code: str
-    """`invalid_request`, `engine_asleep`, `prompt_too_long`, `deadline_exceeded`,
-    `internal_error`."""
+    """`invalid_request`, `invalid_grammar`, `adapter_not_loaded`, `engine_asleep`,
+    `prompt_too_long`, `deadline_exceeded`, `internal_error`."""
     message: str
 
 
@@ -195,6 +243,10 @@ class Timeline(Body, frozen=True):
     preempted_ns: tuple[int, ...] = ()
     max_batch: int = 0
     """Most requests that shared a step with it."""
+    cached_tokens: int = 0
+    drafted_tokens: int = 0
+    """Guessed by the speculative drafter; `accepted_tokens` of them were right."""
+    accepted_tokens: int = 0
 
 
 class RequestOutput(Body, frozen=True):
@@ -211,6 +263,11 @@ class RequestOutput(Body, frozen=True):
     timeline: Timeline | None = None
     """With the first token and with the last output."""
     cached_tokens: int = 0
+    """Prompt tokens whose keys and values came from the prefix cache, with the timeline."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the prompt's tokens but the first, with the first token, when asked for."""
+    warnings: tuple[str, ...] = ()
+    """Of the grammar, with the first token: schema keywords that are not enforced."""
 
 
 class EngineOutputs(Body, frozen=True):
@@ -277,6 +334,23 @@ class EngineStats(Body, frozen=True):
     records_dropped: int
     step_seconds: float
     """Time spent inside steps, cumulative."""
+    prefix_queried_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache; `cached_tokens` of them were there."""
+    cached_blocks: int = 0
+    """Free blocks whose content may still be reused."""
+    evicted_blocks: int = 0
+    """Cached blocks that were given to something else, cumulative."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    grammars_compiled: int = 0
+    grammars_refused: int = 0
+    adapters_loaded: int = 0
+    adapters_active: int = 0
+    """In the slots from which a step can use them."""
+    length_predictions: int = 0
+    """Ended requests whose output length had been predicted."""
+    length_error_tokens: int = 0
+    """Sum of the absolute errors of those predictions."""
 
 
 class EngineRecords(Body, frozen=True):
