@@ -6,13 +6,13 @@ from types import MappingProxyType
 from typing import Any
 
 SECRET_KEYS = frozenset({"api_key", "admin_key"})
-LIST_KEYS = SECRET_KEYS | {"served_model_name", "cors_origin", "allowed_host"}
+LIST_KEYS = SECRET_KEYS | {"served_model_name", "cors_origin", "allowed_host", "adapter_root"}
 PATH_KEYS = frozenset(
     {"api_key_file", "admin_key_file", "tls_cert", "tls_key", "state_dir", "model_dir"}
 )
 BYTE_KEYS = frozenset({"kv_cache_bytes", "trace_store_bytes"})
-LENGTH_KEYS = frozenset({"max_model_len", "max_num_batched_tokens"})
-BOOLEAN_KEYS = frozenset({"strict_parameters", "no_auth"})
+LENGTH_KEYS = frozenset({"max_model_len", "max_num_batched_tokens", "long_prefill_threshold"})
+BOOLEAN_KEYS = frozenset({"strict_parameters", "no_auth", "prefix_caching", "predict_lengths"})
 AUTOMATIC_KEYS = frozenset({"dtype", "max_model_len", "kv_cache_bytes", "num_threads"})
 """`auto` means: leave it to the engine."""
 
