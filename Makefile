@@ -2,7 +2,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help install dev model serve test prove check format format-check lint types contracts
+.PHONY: help install dev model test-model serve test prove check format format-check lint types contracts
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,10 +19,13 @@ model: ## Pull the default model pack (SmolLM2-135M-Instruct, a download of 93 M
 serve: install model ## Install, pull the model, serve; flags in ARGS="--port 9000".
 	@exec $(BIN)/quarterdeck serve $(ARGS)
 
-test: dev model ## Run the tests.
+test-model: install ## Pull the model that only tests use (Gemma 3 270M, a download of 238 MB).
+	@$(BIN)/quarterdeck models pull gemma3-270m --accept-licence
+
+test: dev model test-model ## Run the tests.
 	@$(BIN)/pytest -q -m "not gpu and not prove" $(ARGS)
 
-prove: dev model ## Run the long tests too.
+prove: dev model test-model ## Run the long tests too.
 	@$(BIN)/pytest -q -m "not gpu" --timeout 600 $(ARGS)
 
 check: dev format-check lint types contracts test ## Everything that must be green.

@@ -9,6 +9,7 @@ from appliance.supervisor.admin.schemas import Scope
 
 FLEET: Final = "fleet"
 REQUESTS: Final = "requests"
+ADAPTERS: Final = "adapters"
 TRACE: Final = "trace"
 HELP: Final = "help"
 
@@ -37,7 +38,7 @@ class Action:
     help: str
     screens: frozenset[str]
     """Where it works."""
-    of: Literal["engine", "request"] | None = None
+    of: Literal["engine", "request", "adapter"] | None = None
     """What has to be selected."""
     verb: str | None = None
     """Its name in `allowed_actions`; an action that is not allowed is dimmed."""
@@ -54,8 +55,8 @@ class Action:
         return f"{self.label}{'' if self.tier is Tier.NONE else '…'}"
 
 
-_LISTS: Final = frozenset({FLEET, REQUESTS})
-_EVERYWHERE: Final = frozenset({FLEET, REQUESTS, TRACE})
+_LISTS: Final = frozenset({FLEET, REQUESTS, ADAPTERS})
+_EVERYWHERE: Final = frozenset({FLEET, REQUESTS, ADAPTERS, TRACE})
 
 ACTIONS: Final = (
     Action(
@@ -64,7 +65,7 @@ ACTIONS: Final = (
         shown="esc",
         label="back",
         help="Go back; on the request list, first drop the filter.",
-        screens=frozenset({REQUESTS, TRACE, HELP}),
+        screens=frozenset({REQUESTS, ADAPTERS, TRACE, HELP}),
         rank=5,
     ),
     Action(
@@ -72,7 +73,7 @@ ACTIONS: Final = (
         keys="enter",
         shown="↵",
         label="open",
-        help="Open the trace of the request, or the requests of the engine.",
+        help="Open the trace of the request, or the requests of the engine or adapter.",
         screens=_LISTS,
         rank=10,
     ),
@@ -150,12 +151,50 @@ ACTIONS: Final = (
         rank=14,
     ),
     Action(
+        id="load",
+        keys="n",
+        shown="n",
+        label="load",
+        help="Load an adapter from a directory of the server, on all engines or on none.",
+        screens=frozenset({ADAPTERS}),
+        scope="operator",
+        tier=Tier.CONFIRM,
+        route="PUT /admin/v1/adapters/{name}",
+        rank=11,
+    ),
+    Action(
+        id="unload",
+        keys="u",
+        shown="u",
+        label="unload",
+        help="Unload the adapter; requests that run with it go on to their end.",
+        screens=frozenset({ADAPTERS}),
+        of="adapter",
+        scope="operator",
+        tier=Tier.CONFIRM,
+        route="DELETE /admin/v1/adapters/{name}",
+        rank=12,
+    ),
+    Action(
+        id="pin",
+        keys="i",
+        shown="i",
+        label="pin",
+        help="Keep the adapter in its slot; pinned already, let it make room for others.",
+        screens=frozenset({ADAPTERS}),
+        of="adapter",
+        scope="operator",
+        tier=Tier.CONFIRM,
+        route="POST /admin/v1/adapters/{name}/pin",
+        rank=13,
+    ),
+    Action(
         id="try_prompt",
         keys="t",
         shown="t",
         label="try",
         help="Send a prompt and open its trace.",
-        screens=frozenset({FLEET, REQUESTS, TRACE}),
+        screens=_EVERYWHERE,
         route="POST /v1/chat/completions",
         rank=15,
     ),
@@ -194,6 +233,15 @@ ACTIONS: Final = (
         help="Requests in flight and the last ones that ended.",
         screens=_EVERYWHERE,
         rank=18,
+    ),
+    Action(
+        id="adapters",
+        keys="5",
+        shown="5",
+        label="adapters",
+        help="LoRA adapters: where they are loaded, how big they are, who uses them.",
+        screens=_EVERYWHERE,
+        rank=31,
     ),
     Action(
         id="help",

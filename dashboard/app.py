@@ -8,18 +8,19 @@ from textual import on
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
-from dashboard.actions import FLEET
+from dashboard.actions import ADAPTERS, FLEET
 from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.messages import GoTo, OpenTrace, Order, Say, TryPrompt
 from dashboard.palette import ActionCommands
+from dashboard.screens.adapters import AdaptersScreen
 from dashboard.screens.console import ConsoleScreen
 from dashboard.screens.fleet import FleetScreen
 from dashboard.screens.requests import RequestsScreen
 from dashboard.screens.trace import TraceScreen
 from dashboard.session import Session
-from dashboard.verbs import Abort, Note, Verb, carry_out, problem_note
+from dashboard.verbs import Note, Verb, carry_out, problem_note, told
 from dashboard.view.lines import INFO
-from dashboard.view.text import clean, short_id
+from dashboard.view.text import clean
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class QuarterdeckTop(App[None]):
         fresh: ConsoleScreen
         if message.screen_name == FLEET:
             fresh = FleetScreen(self.session)
+        elif message.screen_name == ADAPTERS:
+            fresh = AdaptersScreen(self.session)
         else:
             fresh = RequestsScreen(self.session, message.query)
         self.switch_screen(fresh)
@@ -98,7 +101,7 @@ class QuarterdeckTop(App[None]):
         self.run_worker(self._carry_out(message.verb), group="verbs", exit_on_error=False)
 
     async def _carry_out(self, verb: Verb) -> None:
-        self._say(Note(f"ordered: {_told(verb)}", INFO))
+        self._say(Note(f"ordered: {told(verb)}", INFO))
         self._say(await carry_out(self.session.source, verb))
 
     @on(TryPrompt)
@@ -134,9 +137,4 @@ class QuarterdeckTop(App[None]):
 
 
 _BASE_SCREENS = 2
-"""Textual's own empty screen, and the fleet or the request list on it."""
-
-
-def _told(verb: Verb) -> str:
-    target = short_id(verb.request_id) if isinstance(verb, Abort) else clean(verb.engine_id)
-    return f"{type(verb).__name__.lower()} {target}"
+"""Textual's own empty screen, and the fleet or a list on it."""

@@ -6,7 +6,7 @@ from dashboard.verbs import Note, Verb
 
 
 class GoTo(Message):
-    """Show one of the two main screens; `query` filters the request list."""
+    """Show one of the main screens; `query` filters the request list."""
 
     def __init__(self, screen_name: str, query: str = "") -> None:
         super().__init__()

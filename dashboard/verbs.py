@@ -3,7 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
-from appliance.supervisor.admin.schemas import Operation, SleepBody
+from appliance.supervisor.admin.schemas import (
+    LoadAdapterBody,
+    Operation,
+    OperationKind,
+    SleepBody,
+)
 from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.source.frames import Source
 from dashboard.view.lines import BAD, GOOD
@@ -12,7 +17,16 @@ from dashboard.view.text import age, clean, milliseconds, short_id, size
 WAIT_S: Final = 25.0
 """Of one long poll; the wait as a whole has no end, an operation has."""
 _SHOWN_IN_SECONDS: Final = 0.1
-_PAST: Final = {"sleep": "slept", "wake": "woke", "restart": "restarted"}
+_PAST: Final[dict[OperationKind, str]] = {
+    "sleep": "slept",
+    "wake": "woke",
+    "restart": "restarted",
+    "reset-prefix-cache": "reset the prefix cache of",
+    "lora.load": "loaded",
+    "lora.unload": "unloaded",
+    "lora.pin": "pinned",
+    "lora.unpin": "unpinned",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +58,46 @@ class Abort:
     request_id: str
 
 
-Verb = Sleep | Wake | Restart | Abort
+@dataclass(frozen=True, slots=True)
+class LoadAdapter:
+    """Load an adapter from a directory of the server."""
+
+    name: str
+    path: str
+    pinned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAdapter:
+    """Unload an adapter."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PinAdapter:
+    """Pin or unpin an adapter."""
+
+    name: str
+    pinned: bool
+
+
+EngineVerb = Sleep | Wake | Restart
+AdapterVerb = LoadAdapter | UnloadAdapter | PinAdapter
+Verb = EngineVerb | AdapterVerb | Abort
+
+
+def told(verb: Verb) -> str:
+    """Say what was ordered: `sleep e0`, `unload sql-lora`."""
+    match verb:
+        case Abort(request_id):
+            return f"abort {short_id(request_id)}"
+        case LoadAdapter(name) | UnloadAdapter(name):
+            return f"{type(verb).__name__.removesuffix('Adapter').lower()} {clean(name)}"
+        case PinAdapter(name, pinned):
+            return f"{'pin' if pinned else 'unpin'} {clean(name)}"
+        case Sleep() | Wake() | Restart():
+            return f"{type(verb).__name__.lower()} {clean(verb.engine_id)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +125,34 @@ async def carry_out(source: Source, verb: Verb) -> Note:
         return problem_note(error)
 
 
-async def _operate(source: Source, verb: Sleep | Wake | Restart) -> Note:
-    match verb:
-        case Sleep():
-            operation = await source.sleep(verb.engine_id, verb.body)
-        case Wake():
-            operation = await source.wake(verb.engine_id)
-        case Restart():
-            operation = await source.restart(verb.engine_id)
+async def _operate(source: Source, verb: EngineVerb | AdapterVerb) -> Note:
+    operation = await _begin(source, verb)
     while operation.state in ("queued", "running"):
         operation = await source.operation(operation.id, WAIT_S)
     return operation_note(operation)
+
+
+async def _begin(source: Source, verb: EngineVerb | AdapterVerb) -> Operation:
+    match verb:
+        case Sleep():
+            return await source.sleep(verb.engine_id, verb.body)
+        case Wake():
+            return await source.wake(verb.engine_id)
+        case Restart():
+            return await source.restart(verb.engine_id)
+        case _:
+            return await _begin_adapter(source, verb)
+
+
+async def _begin_adapter(source: Source, verb: AdapterVerb) -> Operation:
+    match verb:
+        case LoadAdapter(name, path, pinned):
+            body = LoadAdapterBody(path=path, pinned=pinned)
+            return await source.load_adapter(name, body)
+        case UnloadAdapter(name):
+            return await source.unload_adapter(name)
+        case PinAdapter(name, pinned):
+            return await source.pin_adapter(name, pinned=pinned)
 
 
 def problem_note(error: ApiProblem | UnreachableError) -> Note:
@@ -113,7 +183,15 @@ def _facts(result: dict[str, Any]) -> str:
         return f"freed {size(freed)}"
     if isinstance(resident, int | float):
         return f"{size(resident)} resident"
-    return ""
+    return _adapter_facts(result)
+
+
+def _adapter_facts(result: dict[str, Any]) -> str:
+    rank, num_bytes = result.get("rank"), result.get("num_bytes")
+    if isinstance(rank, int) and isinstance(num_bytes, int | float):
+        return f"rank {rank}, {size(num_bytes)}"
+    running = result.get("running_requests")
+    return f"{running} requests still use it" if running else ""
 
 
 def _span(seconds: float) -> str:

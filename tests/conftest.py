@@ -33,6 +33,15 @@ def smollm2_path() -> Path:
     return resolve("smollm2", model_dir(None, os.environ)).path
 
 
+@pytest.fixture(scope="session")
+def gemma3_path() -> Path:
+    """Gemma 3 270M, for tests alone; `make test` pulls it first."""
+    from appliance.config.paths import model_dir
+    from appliance.model_store.resolve import resolve
+
+    return resolve("gemma3-270m", model_dir(None, os.environ)).path
+
+
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
     """A short directory for sockets: pytest's own paths are too long for ipc."""

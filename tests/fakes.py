@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import zmq
@@ -14,12 +16,21 @@ from engine.clock import now_ns
 from engine.config import EngineConfig
 from engine.wire.addresses import engine_identity
 from engine.wire.calls import (
+    AdapterList,
+    AdapterState,
+    AdapterUnloaded,
+    CacheReset,
     DumpState,
     EngineState,
+    ListAdapters,
+    LoadAdapter,
+    PinAdapter,
     Ping,
     Pong,
+    ResetPrefixCache,
     Sleep,
     SleepReport,
+    UnloadAdapter,
     Wake,
     WakeReport,
 )
@@ -76,6 +87,60 @@ class _Live:
     abort: str | None = None
 
 
+class FakeAdapters:
+    """Adapters without weights; the content hash is that of the directory's files.
+
+    A name in `refused` is refused with the text that stands there.
+    """
+
+    def __init__(self) -> None:
+        self.held: dict[str, AdapterState] = {}
+        self.refused: dict[str, str] = {}
+        self.calls: list[str] = []
+
+    def answer(self, call: object) -> tuple[object, UtilityError | None]:
+        """Answer one of the four calls."""
+        name = getattr(call, "name", "")
+        self.calls.append(f"{type(call).__name__} {name}".strip())
+        refusal = self.refused.get(name) if isinstance(call, LoadAdapter | PinAdapter) else None
+        result = self._result(call, name) if refusal is None else None
+        if result is not None:
+            return result, None
+        message = refusal or f"nothing is loaded as {name}"
+        return None, UtilityError(code="invalid", message=message)
+
+    def _result(self, call: object, name: str) -> object:
+        match call:
+            case LoadAdapter():
+                return self._load(call)
+            case ListAdapters():
+                states = tuple(self.held.values())
+                return AdapterList(adapters=states, max_loras=8, max_cpu_loras=32)
+            case PinAdapter(pinned=pinned) if name in self.held:
+                self.held[name] = msgspec.structs.replace(self.held[name], pinned=pinned)
+                return self.held[name]
+            case UnloadAdapter() if self.held.pop(name, None) is not None:
+                return AdapterUnloaded(name=name, running_requests=0)
+        return None
+
+    def _load(self, call: LoadAdapter) -> AdapterState:
+        files = sorted(path for path in Path(call.path).iterdir() if path.is_file())
+        content = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        state = self.held[call.name] = AdapterState(
+            name=call.name,
+            content_hash=content,
+            path=call.path,
+            rank=8,
+            num_bytes=1000,
+            targets=("q_proj", "v_proj"),
+            pinned=call.pinned,
+            active=True,
+            running_requests=0,
+            loaded_ns=now_ns(),
+        )
+        return state
+
+
 class FakeEngine:
     """Speaks the engine's side of the wire in the event loop of the test.
 
@@ -102,9 +167,12 @@ class FakeEngine:
         self.received: list[AddRequest] = []
         self.aborts: list[AbortRequests] = []
         self.counts = MessageCounts()
+        self.adapters = FakeAdapters()
         self.may_step = asyncio.Event()
         """Cleared: requests wait in the queue."""
         self.may_step.set()
+        self.amend: Callable[[AddRequest, RequestOutput], RequestOutput] = lambda _, output: output
+        """Changes every output before it is sent; one that it ends is the request's last."""
         self._next_token = next_token
         self._step_s = step_s
         self._eos = eos_token_id
@@ -208,6 +276,8 @@ class FakeEngine:
                 self.received.append(body)
                 if self.sleep_level:
                     await self._reject(index, header, body)
+                elif body.adapter is not None and body.adapter not in self.adapters.held:
+                    await self._miss_adapter(index, header, body)
                 else:
                     self._live[body.request_id] = _Live(body, header, index, now_ns())
             case AbortRequests():
@@ -223,6 +293,13 @@ class FakeEngine:
         error = RequestError(code="engine_asleep", message="the engine is asleep")
         output = RequestOutput(
             request_id=body.request_id, finish_reason=FinishReason.REJECTED, error=error
+        )
+        await self._send(index, EngineOutputs(step=self.step, outputs=(output,)), header.context)
+
+    async def _miss_adapter(self, index: int, header: Header, body: AddRequest) -> None:
+        error = RequestError(code="adapter_not_loaded", message="no such adapter is loaded")
+        output = RequestOutput(
+            request_id=body.request_id, finish_reason=FinishReason.ERROR, error=error
         )
         await self._send(index, EngineOutputs(step=self.step, outputs=(output,)), header.context)
 
@@ -265,6 +342,10 @@ class FakeEngine:
                 if deep and self.sleep_level:
                     error = UtilityError(code="invalid", message="asleep")
                 result = Pong(token_id=1 if deep else None, took_ns=1000)
+            case ResetPrefixCache():
+                result = CacheReset(dropped_blocks=3)
+            case LoadAdapter() | UnloadAdapter() | PinAdapter() | ListAdapters():
+                result, error = self.adapters.answer(body.call)
             case DumpState():
                 result = EngineState(
                     phase="idle",
@@ -297,7 +378,7 @@ class FakeEngine:
         outputs: dict[int, list[RequestOutput]] = {}
         links: dict[int, list[HopLink]] = {}
         for request_id, live in list(self._live.items()):
-            outputs.setdefault(live.client, []).append(self._advance(live, start_ns))
+            outputs.setdefault(live.client, []).append(self._output(live, start_ns))
             links.setdefault(live.client, []).append(HopLink(request_id, live.header.context))
         for index, rows in outputs.items():
             body = EngineOutputs(step=self.step, outputs=tuple(rows))
@@ -321,6 +402,16 @@ class FakeEngine:
                 preempted=0,
             )
         )
+
+    def _output(self, live: _Live, start_ns: int) -> RequestOutput:
+        request, output = live.request, self._advance(live, start_ns)
+        if len(live.output) == 1 and request.sampling.prompt_logprobs is not None:
+            scored = self._entries(request.prompt_token_ids[1:], request.sampling.prompt_logprobs)
+            output = msgspec.structs.replace(output, prompt_logprobs=scored)
+        output = self.amend(request, output)
+        if output.finish_reason is not None:
+            self._live.pop(request.request_id, None)
+        return output
 
     def _advance(self, live: _Live, start_ns: int) -> RequestOutput:
         request = live.request
@@ -361,11 +452,15 @@ class FakeEngine:
             timeline=msgspec.structs.replace(self._timeline(live), finished_ns=now_ns()),
         )
 
+    def _logprobs(
+        self, request: AddRequest, tokens: tuple[int, ...]
+    ) -> tuple[TokenLogprobs, ...] | None:
+        count = request.sampling.logprobs
+        return None if count is None else self._entries(tokens, count)
+
     @staticmethod
-    def _logprobs(request: AddRequest, tokens: tuple[int, ...]) -> tuple[TokenLogprobs, ...] | None:
-        if request.sampling.logprobs is None:
-            return None
-        top = range(request.sampling.logprobs)
+    def _entries(tokens: tuple[int, ...], count: int) -> tuple[TokenLogprobs, ...]:
+        top = range(count)
         return tuple(
             TokenLogprobs(
                 token_id=token,

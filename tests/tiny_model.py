@@ -61,7 +61,7 @@ def make_tiny_model(directory: Path, *, seed: int = 0, layers: int = 2, max_len:
         "mlp_bias": False,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        "torch_dtype": "float32",
+        "torch_dtype": "bfloat16",
     }
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer_config.json").write_text(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from appliance.cli.exits import CliError, Exit
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterRow,
     Collection,
     CreatedKey,
     EngineRow,
@@ -44,6 +45,7 @@ _EXITS: Mapping[int, Exit] = {
 
 
 _LISTED_BY: Mapping[str, str] = {
+    "adapters": "`quarterdeck lora list` lists the adapters.",
     "engines": "`quarterdeck ps` lists the engines.",
     "keys": "`quarterdeck keys list` lists the keys.",
     "requests": "`quarterdeck requests` lists the requests.",
@@ -104,6 +106,25 @@ class AdminClient:
         if operation.state != "done":
             raise CliError(f"{_named(operation)} {operation.state}: {operation.error}")
         return operation
+
+    def adapters(self) -> list[AdapterRow]:
+        """All LoRA adapters."""
+        return self._call("GET", "/adapters", Collection[AdapterRow]).items
+
+    def load_adapter(
+        self, name: str, path: str, *, pinned: bool | None, model: str | None
+    ) -> Operation:
+        """Begin to load an adapter."""
+        body = {"path": path, "pinned": pinned, "model": model}
+        return self._call("PUT", f"/adapters/{_segment(name)}", Operation, json=body)
+
+    def unload_adapter(self, name: str) -> Operation:
+        """Begin to unload an adapter."""
+        return self._call("DELETE", f"/adapters/{_segment(name)}", Operation)
+
+    def pin_adapter(self, name: str, verb: str) -> Operation:
+        """Begin to `pin` or `unpin` an adapter."""
+        return self._call("POST", f"/adapters/{_segment(name)}/{verb}", Operation)
 
     def requests(self, state: str | None, limit: int) -> list[RequestRow]:
         """Live requests, then ended ones."""

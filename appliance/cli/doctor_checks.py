@@ -122,13 +122,25 @@ def _model(model: str, models: Path) -> Finding:
 
     pack = PACKS.get(model)
     if pack is None:
-        is_there = Path(model).expanduser().exists()
-        verdict = Verdict.OK if is_there else Verdict.FAILED
-        hint = None if is_there else f"Give a path, or a pack such as {DEFAULT_MODEL}."
-        return Finding("model", verdict, model if is_there else f"{model}: no such path", hint)
+        return _model_elsewhere(model, models)
     if find_pulled(pack, models) is None:
         hint = f"quarterdeck models pull {model}"
         return Finding("model", Verdict.WARNING, f"{model}: not pulled", hint)
+    return Finding("model", Verdict.OK, f"{model}: pulled")
+
+
+def _model_elsewhere(model: str, models: Path) -> Finding:
+    from appliance.model_store.hub_store import find_hub_model, hub_reference
+
+    if Path(model).expanduser().exists():
+        return Finding("model", Verdict.OK, model)
+    reference = hub_reference(model)
+    if reference is None:
+        hint = f"Give a path, a pack such as {DEFAULT_MODEL}, or a hub id."
+        return Finding("model", Verdict.FAILED, f"{model}: no such path", hint)
+    if find_hub_model(reference, models) is None:
+        hint = f"quarterdeck models pull {model}"
+        return Finding("model", Verdict.WARNING, f"{model}: not pulled from the hub", hint)
     return Finding("model", Verdict.OK, f"{model}: pulled")
 
 

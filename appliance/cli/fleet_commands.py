@@ -148,6 +148,8 @@ def _sentence(operation: "Operation") -> str:
             return f"{operation.target}: awake"
         case "restart":
             return f"{operation.target}: restarted"
+        case kind:
+            return f"{operation.target}: {kind} done"
 
 
 def _watch(operation: "Operation") -> None:
@@ -171,6 +173,8 @@ def _print_engines(rows: list["EngineRow"]) -> None:
     for row in rows:
         if row.reason:
             say(printable(f"{row.id}: {row.reason}"))
+        if row.dtype_reason:
+            say(printable(f"{row.id}: computes in {row.dtype}: {row.dtype_reason}"))
         if row.heartbeat_age_s is not None and row.heartbeat_age_s > _OLD_HEARTBEAT_S:
             say(f"{row.id}: last heartbeat {span_of(row.heartbeat_age_s)} ago")
 

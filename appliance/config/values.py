@@ -6,13 +6,15 @@ from types import MappingProxyType
 from typing import Any
 
 SECRET_KEYS = frozenset({"api_key", "admin_key"})
-LIST_KEYS = SECRET_KEYS | {"served_model_name", "cors_origin", "allowed_host", "adapter_root"}
+PATH_LIST_KEYS = frozenset({"adapter_root"})
+LIST_KEYS = SECRET_KEYS | PATH_LIST_KEYS | {"served_model_name", "cors_origin", "allowed_host"}
 PATH_KEYS = frozenset(
     {"api_key_file", "admin_key_file", "tls_cert", "tls_key", "state_dir", "model_dir"}
 )
 BYTE_KEYS = frozenset({"kv_cache_bytes", "trace_store_bytes"})
 LENGTH_KEYS = frozenset({"max_model_len", "max_num_batched_tokens", "long_prefill_threshold"})
 BOOLEAN_KEYS = frozenset({"strict_parameters", "no_auth", "prefix_caching", "predict_lengths"})
+TABLE_KEYS = frozenset({"tenant_weights"})
 AUTOMATIC_KEYS = frozenset({"dtype", "max_model_len", "kv_cache_bytes", "num_threads"})
 """`auto` means: leave it to the engine."""
 
@@ -47,7 +49,9 @@ def convert(key: str, value: Any, base: Path) -> Any:
     if isinstance(value, bool) and key not in BOOLEAN_KEYS:
         raise ValueError(f"{str(value).lower()} is a boolean")
     if isinstance(value, str):
-        return _convert_text(key, value, base)
+        value = _convert_text(key, value, base)
+    if key in PATH_LIST_KEYS and isinstance(value, list):
+        return [base / Path(item).expanduser() for item in value]
     if isinstance(value, Path):
         return base / value.expanduser()
     return value
@@ -60,6 +64,14 @@ def _convert_text(key: str, text: str, base: Path) -> Any:
         return parse_size(text)
     if key in LIST_KEYS:
         return [part.strip() for part in text.split(",") if part.strip()]
-    if key in PATH_KEYS:
-        return base / Path(text).expanduser()
-    return text
+    if key in TABLE_KEYS:
+        return _table(text)
+    return base / Path(text).expanduser() if key in PATH_KEYS else text
+
+
+def _table(text: str) -> dict[str, str]:
+    """Read `key=value,key=value`."""
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if any(not name.strip() or not sign for name, sign, _ in pairs):
+        raise ValueError(f"{text!r} is not a list such as name=2,other=0.5")
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 import zmq
+import zmq.asyncio
 
 from appliance.control_link.messages import (
     TYPE_BYTES,
@@ -56,7 +57,7 @@ class GatewayLink:
         self._is_full = False
         self._on_message = on_message
         self._headers = HeaderMaker(name, epoch)
-        self._resources = BackgroundResources()
+        self._resources = BackgroundResources(zmq.asyncio.Context())
         self._dealer = self._resources.own(
             connect_dealer(
                 self._resources.context, control_address(run_dir), engine_identity(name, epoch)

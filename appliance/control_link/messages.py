@@ -37,6 +37,19 @@ class EngineRoute(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     sleep_level: int
     retry_after_s: float
     """Honest guess of when it may be worth asking again."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that requests to it may name now."""
+
+
+class AdapterRoute(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """A LoRA adapter that the fleet shall serve: its name is the name of a model."""
+
+    name: str
+    model: str
+    """Served name of the model that it changes; the engines of that model have it, or will."""
+    content_hash: str
+    failed_on: tuple[str, ...] = ()
+    """Engines that cannot load it; waiting for them is in vain."""
 
 
 class KeyRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -76,6 +89,7 @@ class FleetState(Body, frozen=True):
     """`wake` or `reject`."""
     draining: bool
     auth_required: bool
+    adapters: tuple[AdapterRoute, ...] = ()
 
 
 class AbortHeld(Body, frozen=True):

@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 import zmq
+import zmq.asyncio
 
 from appliance.control_link.messages import (
     TYPE_BYTES,
@@ -80,7 +81,8 @@ class SupervisorLink:
         self._headers = HeaderMaker(SENDER, epoch)
         self._peers: dict[str, _Peer] = {}
         self._state: FleetState | None = None
-        self._resources = BackgroundResources()
+        self._ack_came = asyncio.Event()
+        self._resources = BackgroundResources(zmq.asyncio.Context())
         self._router = self._resources.own(
             bind_router(self._resources.context, control_address(run_dir))
         )
@@ -105,6 +107,7 @@ class SupervisorLink:
     def forget(self, name: str) -> None:
         """The gateway's process is gone: nothing it was asked will be answered."""
         peer = self._peers.pop(name, None)
+        self._ack_came.set()
         for answer in peer.calls.values() if peer else ():
             if not answer.done():
                 answer.set_result(None)
@@ -120,6 +123,21 @@ class SupervisorLink:
         """Return the sequence number of the state that a gateway works from, 0 for none."""
         peer = self._peers.get(name)
         return peer.acked if peer else 0
+
+    async def await_acks(self, timeout_s: float) -> bool:
+        """Wait until every connected gateway works from the newest state; false after the time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(self._owes_ack(peer) for peer in self._peers.values()):
+                    self._ack_came.clear()
+                    await self._ack_came.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _owes_ack(self, peer: _Peer) -> bool:
+        newest = self._state.sequence if self._state else 0
+        return peer.is_connected and peer.acked < newest
 
     # ------------------------------------------------------------ downward
 
@@ -263,6 +281,7 @@ class SupervisorLink:
         match body:
             case StateAck(sequence=sequence):
                 peer.acked = max(peer.acked, sequence)
+                self._ack_came.set()
                 if self._state is None or peer.acked >= self._state.sequence:
                     peer.unacked_since_ns = None
             case AbortResult(call_id=call_id):

@@ -8,6 +8,7 @@ from appliance.gateway.data_plane import DataPlane
 from appliance.gateway.fleet import Asleep, Decision, Dispatch, Hold, Unavailable
 from appliance.gateway.journey import Journey
 from appliance.gateway.openai.errors import ApiError
+from engine.client.balance import prefix_hashes
 from engine.client.collector import RequestOutputCollector
 from engine.client.core_client import EngineDeadError, EngineUnreachableError
 from engine.clock import now_ns
@@ -15,6 +16,8 @@ from engine.wire.messages import AddRequest
 
 REACHABLE_TIMEOUT_S = 1.0
 WAKE_AGAIN_S = 5.0
+MIN_ENGINES = 2
+"""Fewer leave nothing to balance."""
 LOOK_AGAIN_S = 0.5
 """A held request looks at the fleet this often even when the supervisor says nothing."""
 UNKNOWN_RETRY_AFTER_S = 30.0
@@ -34,17 +37,19 @@ class Dispatcher:
         self._wake_again_ns = 0
 
     async def send(self, request: AddRequest) -> RequestOutputCollector:
-        """Send the request to the least loaded ready engine, once there is one.
+        """Send the request to a ready engine, once there is one: see `Fleet.choose`.
 
         Raises:
             ApiError: there is none and none will come, or none came in time.
         """
         deadline_ns = now_ns() + int(self._plane.hold_s * 1e9)
+        prefix = self._prefix_of(request)
         while True:
-            decision = self._plane.fleet.choose(self._journey.model or "")
+            decision = self._plane.fleet.choose(self._journey.model or "", prefix)
             if isinstance(decision, Dispatch):
                 collector = await self._send(decision.route, request)
                 if collector is not None:
+                    self._plane.fleet.note_sent(decision.route, prefix)
                     return collector
             else:
                 await self._wait(decision, deadline_ns)
@@ -76,6 +81,14 @@ class Dispatcher:
             raise not_in_time(decision)
         with held(self._journey):
             await self._plane.fleet.wait_change(min(remaining_s, LOOK_AGAIN_S))
+
+    def _prefix_of(self, request: AddRequest) -> tuple[bytes, ...]:
+        """Return what engines may know of the prompt; nothing when there is no choice."""
+        if len(self._plane.fleet.routes(self._journey.model or "")) < MIN_ENGINES:
+            return ()
+        return prefix_hashes(
+            request.prompt_token_ids, adapter=request.adapter, cache_salt=request.cache_salt
+        )
 
     def _wake(self, route: EngineRoute) -> None:
         if now_ns() >= self._wake_again_ns:

@@ -9,19 +9,24 @@ CLIENT_CODES = {
     "invalid_request": "invalid_request",
     "prompt_too_long": "context_length_exceeded",
     "deadline_exceeded": "deadline_exceeded",
+    "invalid_grammar": "invalid_grammar",
+    "adapter_not_loaded": "adapter_not_loaded",
 }
 """Codes of `RequestError` that the client is told; their messages never hold input."""
 
 
-def api_error_of(output: RequestOutput) -> ApiError | None:
-    """Return the error that an output ends its request with, if it does."""
+def api_error_of(output: RequestOutput, grammar_param: str) -> ApiError | None:
+    """Return the error that an output ends its request with, if it does.
+
+    `grammar_param` is the request field that brought the grammar.
+    """
     match output.finish_reason:
         case None | FinishReason.STOP | FinishReason.LENGTH:
             return None
         case FinishReason.ABORT:
             return _aborted(output)
         case FinishReason.ERROR | FinishReason.REJECTED:
-            return _failed(output)
+            return _failed(output, grammar_param)
 
 
 def _aborted(output: RequestOutput) -> ApiError:
@@ -31,11 +36,12 @@ def _aborted(output: RequestOutput) -> ApiError:
     return request_aborted()
 
 
-def _failed(output: RequestOutput) -> ApiError:
+def _failed(output: RequestOutput, grammar_param: str) -> ApiError:
     error = output.error
     if error is None or error.code not in CLIENT_CODES:
         return ApiError("internal_error", "The engine failed on this request.")
-    return ApiError(CLIENT_CODES[error.code], error.message)
+    params = {"invalid_grammar": grammar_param, "adapter_not_loaded": "model"}
+    return ApiError(CLIENT_CODES[error.code], error.message, param=params.get(error.code))
 
 
 def request_aborted() -> ApiError:

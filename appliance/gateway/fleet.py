@@ -6,10 +6,12 @@ what its own sockets have told it since: that an epoch died, or that an engine i
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from appliance.control_link.messages import EngineRoute, FleetState
+from appliance.control_link.messages import AdapterRoute, EngineRoute, FleetState
+from engine.client.balance import Balancer
 from engine.clock import now_ns
 
 READY = "ready"
@@ -62,6 +64,7 @@ def choose(
     load: Mapping[str, int],
     dead: Collection[Incarnation] = (),
     asleep: Collection[Incarnation] = (),
+    pick: Callable[[Sequence[EngineRoute]], EngineRoute] | None = None,
 ) -> Decision:
     """Choose among the engines that serve a model: the least loaded ready one, if any.
 
@@ -70,6 +73,7 @@ def choose(
         load: Requests in flight from this gateway, by engine.
         dead: Incarnations that died since.
         asleep: Incarnations that refused a request since, because they sleep.
+        pick: Chooses among several ready ones in another way.
     """
     ready: list[EngineRoute] = []
     resting: list[EngineRoute] = []
@@ -86,7 +90,8 @@ def choose(
         else:
             coming.append(route)
     if ready:
-        return Dispatch(min(ready, key=lambda route: load.get(route.engine_id, 0)))
+        least = min(ready, key=lambda route: load.get(route.engine_id, 0))
+        return Dispatch(pick(ready) if pick is not None and len(ready) > 1 else least)
     if coming:
         return Hold(coming[0])
     if resting:
@@ -101,6 +106,7 @@ class Fleet:
         self.state: FleetState | None = None
         self.load: Counter[str] = Counter()
         """Requests in flight from this gateway, by engine."""
+        self._balancer: Balancer[Incarnation] = Balancer()
         self._dead: set[Incarnation] = set()
         self._asleep_until_ns: dict[Incarnation, int] = {}
         self._changed = asyncio.Event()
@@ -137,22 +143,59 @@ class Fleet:
         """This incarnation refused a request; leave it alone until the next state, or a while."""
         self._asleep_until_ns[engine_id, epoch] = now_ns() + REFUSED_FOR_NS
 
-    def routes(self, model: str) -> list[EngineRoute]:
-        """Engines that serve a model under this name."""
-        state = self.state
-        return [r for r in state.engines if model in r.served_names] if state else []
+    def adapter(self, model: str) -> AdapterRoute | None:
+        """The LoRA adapter of this name; None: it is a base model's name, or nobody's."""
+        adapters = self.state.adapters if self.state else ()
+        return next((adapter for adapter in adapters if adapter.name == model), None)
 
-    def choose(self, model: str) -> Decision:
-        """Decide where a request for `model` goes now."""
+    def base_of(self, model: str) -> str:
+        """The served name that a request for `model` is computed with: an adapter's base."""
+        adapter = self.adapter(model)
+        return adapter.model if adapter else model
+
+    def routes(self, model: str) -> list[EngineRoute]:
+        """Engines that serve a model, or the base of an adapter, under this name."""
+        state, base = self.state, self.base_of(model)
+        return [r for r in state.engines if base in r.served_names] if state else []
+
+    def choose(self, model: str, prefix: Sequence[bytes] = ()) -> Decision:
+        """Decide where a request for `model` goes now.
+
+        Of several ready engines, the one that was given most of `prefix` (see
+        `engine.client.balance`) before, unless it has much more to do than another.
+
+        A ready engine that has not loaded the adapter yet counts as one that starts; one that
+        cannot load it does not count.
+        """
         asleep = [who for who, until_ns in self._asleep_until_ns.items() if until_ns > now_ns()]
-        return choose(self.routes(model), self.load, self._dead, asleep)
+        routes, adapter = self.routes(model), self.adapter(model)
+        if adapter is None:
+            return choose(routes, self.load, self._dead, asleep, partial(self._pick, prefix))
+        able = [route for route in routes if route.engine_id not in adapter.failed_on]
+        lacking = {
+            (route.engine_id, route.epoch) for route in able if adapter.name not in route.adapters
+        }
+        pick = partial(self._pick, prefix)
+        return choose(able, self.load, self._dead | lacking, asleep, pick)
+
+    def note_sent(self, route: EngineRoute, prefix: Sequence[bytes]) -> None:
+        """A request with this beginning was sent there."""
+        self._balancer.note((route.engine_id, route.epoch), prefix)
+
+    def _pick(self, prefix: Sequence[bytes], ready: Sequence[EngineRoute]) -> EngineRoute:
+        by_incarnation = {(route.engine_id, route.epoch): route for route in ready}
+        load = {who: self.load[who[0]] for who in by_incarnation}
+        return by_incarnation[self._balancer.choose(list(by_incarnation), load, prefix)]
 
     def models(self) -> dict[str, EngineRoute]:
-        """Every served name and the first engine that serves it, in order."""
+        """Every served name, adapters last, and the first engine that serves it, in order."""
         served: dict[str, EngineRoute] = {}
         for route in self.state.engines if self.state else ():
             for name in route.served_names:
                 served.setdefault(name, route)
+        for adapter in self.state.adapters if self.state else ():
+            if adapter.model in served:
+                served.setdefault(adapter.name, served[adapter.model])
         return served
 
     def max_model_len(self, model: str) -> int | None:

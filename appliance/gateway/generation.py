@@ -21,14 +21,15 @@ from engine.wire.messages import (
     AbortReason,
     AddRequest,
     FinishReason,
+    Grammar,
     RequestOutput,
     SamplingParams,
     TokenLogprobs,
 )
 
 if TYPE_CHECKING:
-    from appliance.gateway.detokenizer import Detokenizer
     from appliance.gateway.model_texts import ModelText
+    from engine.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's tokens but the first, with the first token, when asked for."""
 
 
 class Sink(Protocol):
@@ -72,6 +75,8 @@ class TextRules:
     skip_special_tokens: bool = True
     keeps_stop_token_entry: bool = False
     """Whether logprobs have an entry for the stop token that ended the text."""
+    drops_output: bool = False
+    """Only the prompt is wanted: the one token that an engine must make is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,13 @@ class ChoicePlan:
     sampling: SamplingParams
     rules: TextRules
     num_choices: int
+    grammar: Grammar | None = None
+    grammar_param: str = "response_format"
+    """The request field that brought the grammar."""
+    cache_salt: str | None = None
+    priority: int = 0
+    adapter: str | None = None
+    """Name of the loaded adapter that answers; None: the model itself."""
 
 
 class ChoiceRun:
@@ -152,6 +164,10 @@ class ChoiceRun:
             sampling=self._plan.sampling,
             arrival_ns=context.received_ns,
             tenant=context.key.key_id if context.key else None,
+            grammar=self._plan.grammar,
+            cache_salt=self._plan.cache_salt,
+            priority=self._plan.priority,
+            adapter=self._plan.adapter,
         )
         collector = await self._dispatcher.send(request)
         self._sends += 1
@@ -179,7 +195,7 @@ class ChoiceRun:
             if output.finish_reason is FinishReason.REJECTED and _is_asleep(output):
                 self._plane.fleet.mark_asleep(collector.engine_id, collector.epoch)
                 return False
-            error = api_error_of(output)
+            error = api_error_of(output, self._plan.grammar_param)
             if error is not None:
                 raise error
             delta = self._digest(output)
@@ -191,12 +207,16 @@ class ChoiceRun:
         """Keep what the record needs."""
         self._state.timeline = output.timeline or self._state.timeline
         self._state.cached_tokens = max(self._state.cached_tokens, output.cached_tokens)
+        if output.warnings:
+            self._journey.context.warn(output.warnings)
         if output.finish_reason is not None:
             self._release()
 
     def _digest(self, output: RequestOutput) -> Delta:
         """Turn tokens into text, up to a stop."""
         start_ns = now_ns()
+        if self._plan.rules.drops_output:
+            return self._digest_prompt(output, start_ns)
         tokens, rules = output.new_token_ids, self._plan.rules
         visible = tokens
         if output.stop_token_id is not None and not rules.include_stop:
@@ -217,6 +237,18 @@ class ChoiceRun:
             token_ids=tokens[:used],
             logprobs=(output.logprobs or ())[:shown],
             finish_reason=finish_reason,
+            prompt_logprobs=output.prompt_logprobs or (),
+        )
+
+    def _digest_prompt(self, output: RequestOutput, start_ns: int) -> Delta:
+        """Keep what is said of the prompt."""
+        finish_reason = None if output.finish_reason is None else FinishReason.LENGTH.value
+        self._count(0, finish_reason, start_ns)
+        return Delta(
+            index=self._state.index,
+            text="",
+            finish_reason=finish_reason,
+            prompt_logprobs=output.prompt_logprobs or (),
         )
 
     def _count(self, num_tokens: int, finish_reason: str | None, start_ns: int) -> None:
@@ -249,7 +281,7 @@ class ChoiceRun:
         )
         self._journey.requeues += 1
         self._plane.ledger.requeued()
-        self._state.completion_tokens = 0
+        self._state.completion_tokens = self._state.cached_tokens = 0
         self._detokenizer = self._new_detokenizer()
         self._sink.restart(self._state.index)
 
@@ -280,7 +312,7 @@ class ChoiceRun:
             self._plane.admission.room.leave()
 
     def _new_detokenizer(self) -> "Detokenizer":
-        from appliance.gateway.detokenizer import Detokenizer  # noqa: PLC0415 - start-up time
+        from engine.text.detokenizer import Detokenizer  # noqa: PLC0415 - start-up time
 
         rules = self._plan.rules
         return Detokenizer(

@@ -16,8 +16,9 @@ JOURNEY_KEY = "quarterdeck.journey"
 ENDED_BY_SOMEBODY = frozenset({"client_disconnected", "request_aborted", "engine_asleep"})
 """Codes of accepted requests that were ended on purpose, not by a failure."""
 
-QUOTES_INPUT = frozenset({"invalid_prompt"})
-"""Codes whose message is the template's, which may quote the chat: it stays out of records."""
+QUOTES_INPUT = frozenset({"invalid_prompt", "invalid_grammar"})
+"""Codes whose message may quote the chat (the template's words) or the schema (the compiler's): it
+stays out of records."""
 
 GENERATING: dict[str, str] = {
     "/v1/chat/completions": "chat",
@@ -65,7 +66,9 @@ class Journey:
     route: str
     method: str
     model: str | None = None
-    """A served name, never what an unknown client asked for."""
+    """A served name or an adapter's, never what an unknown client asked for."""
+    base_model: str | None = None
+    """The served name behind it: the closed set that metrics have as a label."""
     parameters: Parameters | None = None
     max_tokens: int | None = None
     prompt_tokens: int = 0
@@ -92,8 +95,14 @@ class Journey:
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens that were not computed, over all choices."""
-        return sum(choice.cached_tokens for choice in self.choices)
+        """Prompt tokens that were not computed: of each prompt, what every choice found cached.
+
+        A prompt is counted once however many choices it has, and so is its cached part.
+        """
+        num_choices = self.parameters.n if self.parameters else 1
+        found = [choice.cached_tokens for choice in self.choices]
+        prompts = range(0, len(found), num_choices)
+        return sum(min(found[start : start + num_choices]) for start in prompts)
 
     @property
     def outcome(self) -> Outcome:

@@ -74,7 +74,7 @@ class Ledger:
         self._accounts.set(names.RECORDS_DROPPED, (self._process, "gateway"), records_dropped)
 
     def _book_tokens_and_times(self, journey: Journey) -> None:
-        model = journey.model or UNKNOWN_MODEL
+        model = journey.base_model or journey.model or UNKNOWN_MODEL
         accounts, received_ns = self._accounts, journey.context.received_ns
         accounts.inc(names.PROMPT_TOKENS, (model,), journey.prompt_tokens)
         accounts.inc(names.COMPLETION_TOKENS, (model,), journey.completion_tokens)

@@ -12,8 +12,8 @@ from appliance.gateway.openai.errors import ApiError, context_length_exceeded
 from engine.clock import now_ns
 
 if TYPE_CHECKING:
-    from appliance.gateway.chat_template import ChatTemplate
-    from appliance.gateway.tokenizer import Tokenizer
+    from engine.text.chat_template import ChatTemplate
+    from engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ModelText:
         Raises:
             ApiError: the template refuses them.
         """
-        from appliance.gateway.chat_template import TemplateError  # noqa: PLC0415 - start-up time
+        from engine.text.chat_template import TemplateError  # noqa: PLC0415 - start-up time
 
         try:
             return self.template.encode(
@@ -69,8 +69,8 @@ class ModelText:
 
 def load_text(model_path: Path) -> ModelText:
     """Load a model's tokenizer and template; blocks for about a second."""
-    from appliance.gateway.chat_template import ChatTemplate  # noqa: PLC0415 - start-up time
-    from appliance.gateway.tokenizer import Tokenizer  # noqa: PLC0415
+    from engine.text.chat_template import ChatTemplate  # noqa: PLC0415 - start-up time
+    from engine.text.tokenizer import Tokenizer  # noqa: PLC0415
 
     tokenizer = Tokenizer.load(model_path)
     return ModelText(tokenizer, ChatTemplate(tokenizer))

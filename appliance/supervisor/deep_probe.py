@@ -11,7 +11,11 @@ from collections.abc import Iterable
 from appliance.supervisor.lifecycle import EngineState
 from appliance.supervisor.lifecycle_events import HeartbeatMissed
 from appliance.supervisor.managed_engine import ManagedEngine
-from engine.client.core_client import EngineClientError, EngineCoreClient, UtilityTimeoutError
+from engine.client.core_client import (
+    AsyncEngineCoreClient,
+    EngineClientError,
+    UtilityTimeoutError,
+)
 from engine.wire.calls import Ping
 from engine.wire.header import new_context
 
@@ -22,7 +26,7 @@ PROBE_TIMEOUT_S = 20.0
 """The probe waits its turn when load comes at the same moment."""
 
 
-async def probe_engines(client: EngineCoreClient, engines: Iterable[ManagedEngine]) -> None:
+async def probe_engines(client: AsyncEngineCoreClient, engines: Iterable[ManagedEngine]) -> None:
     """Probe every idle engine, again and again; one that gives no token counts as hanging."""
     engines = tuple(engines)
     while True:
@@ -39,7 +43,7 @@ def _is_idle(engine: ManagedEngine) -> bool:
     return is_ready and stats is not None and stats.running + stats.waiting == 0
 
 
-async def _probe(client: EngineCoreClient, engine: ManagedEngine) -> None:
+async def _probe(client: AsyncEngineCoreClient, engine: ManagedEngine) -> None:
     epoch = engine.life.epoch
     try:
         await client.call(

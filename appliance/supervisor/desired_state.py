@@ -1,4 +1,4 @@
-"""What must survive a restart of the appliance: keys, epochs and desired sleep levels, in SQLite.
+"""What must survive a restart of the appliance: keys, epochs, sleep levels, adapters; in SQLite.
 
 The file is versioned by `PRAGMA user_version`. A migration is a list of SQL statements that brings
 one version to the next; it runs in one transaction with the new version number.
@@ -8,6 +8,7 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Generator
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -30,10 +31,20 @@ CREATE TABLE engines (
     desired_sleep_level INTEGER NOT NULL DEFAULT 0 CHECK (desired_sleep_level IN (0, 1, 2))
 )
 """
+_ADAPTERS = """
+CREATE TABLE adapters (
+    name TEXT PRIMARY KEY,
+    path TEXT NOT NULL,
+    model TEXT NOT NULL,
+    content_hash TEXT NOT NULL,
+    pinned INTEGER NOT NULL DEFAULT 0 CHECK (pinned IN (0, 1))
+)
+"""
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_KEYS,),
     (_EPOCHS, _ENGINES),
+    (_ADAPTERS,),
 )
 """Index i brings version i to version i + 1."""
 
@@ -42,6 +53,20 @@ VERSION = len(MIGRATIONS)
 
 class NewerStateError(Exception):
     """The state was written by a newer Quarterdeck; this one would not understand all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedAdapter:
+    """A LoRA adapter that all engines of its model shall have."""
+
+    name: str
+    path: str
+    """Absolute, without symbolic links."""
+    model: str
+    """A served name of that model."""
+    content_hash: str
+    """What was loaded; other content at the path is not the same adapter."""
+    pinned: bool = False
 
 
 class StateDatabase:
@@ -81,6 +106,27 @@ class StateDatabase:
                 ".desired_sleep_level",
                 (engine_id, level),
             )
+
+    def adapters(self) -> list[WantedAdapter]:
+        """Return all wanted adapters, by name."""
+        rows = self.connection.execute(
+            "SELECT name, path, model, content_hash, pinned FROM adapters ORDER BY name"
+        )
+        return [WantedAdapter(*texts, pinned=bool(pinned)) for *texts, pinned in rows]
+
+    def set_adapter(self, adapter: WantedAdapter) -> None:
+        """Remember an adapter, in place of one of the same name."""
+        with self._saving(f"adapter {adapter.name}"):
+            self.connection.execute(
+                "INSERT OR REPLACE INTO adapters (name, path, model, content_hash, pinned)"
+                " VALUES (?, ?, ?, ?, ?)",
+                astuple(adapter),
+            )
+
+    def drop_adapter(self, name: str) -> None:
+        """Forget an adapter."""
+        with self._saving(f"the end of adapter {name}"):
+            self.connection.execute("DELETE FROM adapters WHERE name = ?", (name,))
 
     def _number(self, query: str, key: str) -> int:
         row = self.connection.execute(query, (key,)).fetchone()

@@ -23,8 +23,8 @@ from appliance.supervisor.lifecycle_events import (
 from appliance.supervisor.managed_engine import ManagedEngine
 from appliance.supervisor.operations import OperationRegistry
 from engine.client.core_client import (
+    AsyncEngineCoreClient,
     EngineClientError,
-    EngineCoreClient,
     EngineDeadError,
     UtilityTimeoutError,
 )
@@ -54,7 +54,7 @@ class EngineVerbs:
     """Carries out the verbs; owned by the supervisor, whose TaskGroup holds what runs."""
 
     def __init__(
-        self, client: EngineCoreClient, registry: OperationRegistry, tasks: asyncio.TaskGroup
+        self, client: AsyncEngineCoreClient, registry: OperationRegistry, tasks: asyncio.TaskGroup
     ) -> None:
         self._client = client
         self._registry = registry
@@ -130,7 +130,7 @@ class EngineVerbs:
     def note_change(self, engine: ManagedEngine) -> None:
         """Show the engine's progress in its running operation."""
         operation = self._registry.running(engine.engine_id)
-        if operation is not None:
+        if operation is not None and not operation.kind.startswith("lora."):
             life = engine.life
             self._registry.update(operation.id, phase=life.phase, progress=progress_of(life))
 

@@ -23,6 +23,7 @@ from appliance.control_link.messages import (
     WakeEngine,
 )
 from appliance.control_link.supervisor_end import SupervisorLink
+from appliance.supervisor.adapters import Adapters
 from appliance.supervisor.admin.schemas import EngineRow
 from appliance.supervisor.desired_state import StateDatabase
 from appliance.supervisor.health import HealthLimits
@@ -90,6 +91,8 @@ class FleetPlan:
     health: HealthLimits
     on_asleep: Literal["wake", "reject"]
     auth_required: bool
+    adapter_roots: Sequence[Path] = ()
+    """Directories that LoRA adapters may be loaded from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class Fleet:
             engine.engine_id: ManagedEngine(engine, launcher, state, plan.health, engine_hooks)
             for engine in plan.engines
         }
+        self.adapters = Adapters(state, self.engines)
         gateway_hooks = GatewayHooks(self.link.expect, self._gateway_died, self._gateway_changed)
         self.gateways = {
             gateway.name: ManagedGateway(gateway, launcher, state, gateway_hooks)
@@ -169,13 +173,21 @@ class Fleet:
         """Return what gateways shall work from; the link numbers it."""
         return FleetState(
             sequence=0,
-            engines=tuple(engine_route(engine) for engine in self.engines.values()),
+            engines=tuple(
+                engine_route(engine, self.adapters.usable(engine))
+                for engine in self.engines.values()
+            ),
             keys=keys,
             limits=self.plan.limits,
             on_asleep=self.plan.on_asleep,
             draining=self.is_draining,
             auth_required=self.plan.auth_required,
+            adapters=self.adapters.routes(),
         )
+
+    def row(self, engine: ManagedEngine) -> EngineRow:
+        """Return one engine as the admin API shows it."""
+        return engine_row(engine, self.adapters.usable(engine))
 
     def count_messages(self) -> None:
         """Tell the hub what the supervisor's own sockets took and gave."""
@@ -221,7 +233,7 @@ class Fleet:
 
     def _engine_changed(self, engine: ManagedEngine) -> None:
         self.dirty.set()
-        row = engine_row(engine)
+        row = self.row(engine)
         with self._telemetry:
             self._hub.publish_engine(row)
         self._journal_state(engine)

@@ -188,6 +188,7 @@ class Instance:
             data_socket=str(self._run.data_socket),
             admin_socket=str(self._run.admin_socket),
             on_asleep=self._settings.on_asleep,
+            adapter_roots=[str(root) for root in self._plan.adapter_roots],
         )
 
     def _url(self, host: str, port: int) -> str:

@@ -66,7 +66,8 @@ def _ready(engine: ManagedEngine, before: EngineState | None) -> str:
         return f"serves again{why}"
     ready = engine.facts.ready
     start_s = engine.last_start_s or 0.0
+    why = f" ({ready.dtype_reason})" if ready.dtype_reason else ""
     return (
-        f"ready: {engine.plan.config.model_name}, {ready.dtype},"
+        f"ready: {engine.plan.config.model_name}, {ready.dtype}{why},"
         f" {ready.num_blocks} KV blocks, {start_s:.1f} s"
     )

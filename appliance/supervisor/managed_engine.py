@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from appliance.supervisor.adapter_facts import AdapterFacts
 from appliance.supervisor.desired_state import StateDatabase
 from appliance.supervisor.health import HealthLimits, HealthWatch
 from appliance.supervisor.launcher.launcher import Child, Launcher, ProcessSpec
@@ -92,6 +93,7 @@ class EngineFacts:
     heartbeat: Heartbeat | None = None
     last_words: EngineDead | None = None
     throughput: Throughput = field(default_factory=Throughput)
+    adapters: AdapterFacts = field(default_factory=AdapterFacts)
 
 
 class ManagedEngine:
@@ -236,7 +238,7 @@ class ManagedEngine:
 
     def _take_heartbeat(self, message: Heartbeat, now_s: float) -> None:
         self.facts.heartbeat = message
-        has_work = message.running + message.waiting > 0
+        has_work = message.running + message.waiting > 0 and not message.is_blocked
         self._watch.ticked(message.step, message.phase, has_work=has_work, now_s=now_s)
         if message.last_token_ns is not None:
             self.policy.made_token()

@@ -5,13 +5,13 @@ import contextlib
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from appliance.supervisor.admin.ports import NotFoundError
-from appliance.supervisor.admin.schemas import Operation, Progress
+from appliance.supervisor.admin.schemas import Operation, OperationKind, Progress
 from engine.wire.header import TraceContext, new_context
 
-Kind = Literal["sleep", "wake", "restart"]
+Kind = OperationKind
 
 MAX_OPERATIONS = 200
 _ENDED = frozenset({"done", "failed", "canceled"})

@@ -17,9 +17,16 @@ from engine.wire.addresses import input_address, output_address
 
 
 def resolve_models(settings: Settings) -> list[ResolvedModel]:
-    """Find every engine's model on disk, in order of the engines. Raises ModelStoreError."""
+    """Find every engine's model, in order of the engines; hub models are downloaded if need be.
+
+    Raises:
+        ModelStoreError: a model cannot be found or downloaded.
+    """
     directory = model_dir(settings.model_dir)
-    return [resolve(each.model or settings.model, directory) for each in engine_list(settings)]
+    return [
+        resolve(each.model or settings.model, directory, revision=settings.revision)
+        for each in engine_list(settings)
+    ]
 
 
 def engine_list(settings: Settings) -> list[EngineSettings]:
@@ -45,6 +52,7 @@ def plan_fleet(
         health=HealthLimits(hang_s=settings.hang_s, start_timeout_s=settings.start_timeout_s),
         on_asleep=settings.on_asleep,
         auth_required=not settings.no_auth,
+        adapter_roots=tuple(root.absolute() for root in settings.adapter_root),
     )
 
 

@@ -1,5 +1,6 @@
 """What the admin API shows of engines and gateways, and what gateways are told of engines."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from appliance.control_link.messages import EngineRoute
@@ -20,8 +21,8 @@ def wall_time(at_ns: int) -> datetime:
     return datetime.now(UTC) + timedelta(microseconds=(at_ns - now_ns()) / 1000)
 
 
-def engine_row(engine: ManagedEngine) -> EngineRow:
-    """Return one engine as the admin API shows it."""
+def engine_row(engine: ManagedEngine, adapters: Sequence[str] = ()) -> EngineRow:
+    """Return one engine as the admin API shows it; `adapters` are those that it can use now."""
     life, config = engine.life, engine.plan.config
     row = EngineRow(
         id=engine.engine_id,
@@ -44,6 +45,7 @@ def engine_row(engine: ManagedEngine) -> EngineRow:
         next_restart_at=wall_time(engine.next_start_ns) if engine.next_start_ns else None,
         last_exit=life.last_exit,
         allowed_actions=life.allowed_actions,
+        adapters=list(adapters),
     )
     return row.model_copy(update=_measured(engine.facts)) if life.is_alive else row
 
@@ -56,6 +58,7 @@ def _measured(facts: EngineFacts) -> dict[str, object]:
         values |= {
             "device": ready.device,
             "dtype": ready.dtype,
+            "dtype_reason": ready.dtype_reason,
             "kernel_backend": ready.kernel_backend,
             "max_model_len": ready.max_model_len,
             "weights_bytes": ready.weights_bytes,
@@ -87,8 +90,8 @@ def gateway_row(gateway: ManagedGateway) -> GatewayRow:
     )
 
 
-def engine_route(engine: ManagedEngine) -> EngineRoute:
-    """Return one engine as gateways need to know it."""
+def engine_route(engine: ManagedEngine, adapters: Sequence[str] = ()) -> EngineRoute:
+    """Return one engine as gateways need to know it; `adapters` are those that it can use now."""
     life, config = engine.life, engine.plan.config
     return EngineRoute(
         engine_id=engine.engine_id,
@@ -104,6 +107,7 @@ def engine_route(engine: ManagedEngine) -> EngineRoute:
         ready=engine.facts.ready if life.is_alive else None,
         sleep_level=life.sleep_level,
         retry_after_s=retry_after_s(engine),
+        adapters=tuple(adapters),
     )
 
 

@@ -45,6 +45,8 @@ def describe(row: EngineRow) -> str:
         words.append(f"{100 * _quarter(row) // STEPS} %")
     if row.reason and row.state in ("backoff", "crash_loop", "failed"):
         words.append(f"({row.reason})")
+    if row.state == "ready" and row.dtype_reason:
+        words.append(f"in {row.dtype} ({row.dtype_reason})")
     return " ".join(words)
 
 

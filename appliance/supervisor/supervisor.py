@@ -8,15 +8,19 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from appliance.supervisor.adapter_control import AdapterControl
 from appliance.supervisor.admin.ports import ConflictError, NotFoundError
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterRow,
     EngineRow,
     GatewayRow,
+    LoadAdapterBody,
     Operation,
     SleepBody,
     SystemInfo,
 )
+from appliance.supervisor.cache_verbs import CacheVerbs
 from appliance.supervisor.deep_probe import probe_engines
 from appliance.supervisor.desired_state import StateDatabase
 from appliance.supervisor.engine_verbs import EngineVerbs
@@ -25,7 +29,7 @@ from appliance.supervisor.key_store import KeyRing
 from appliance.supervisor.launcher.launcher import Launcher
 from appliance.supervisor.managed_engine import ManagedEngine
 from appliance.supervisor.operations import OperationRegistry
-from appliance.supervisor.rows import engine_row, gateway_row
+from appliance.supervisor.rows import gateway_row
 from appliance.telemetry.hub import Hub
 from engine.clock import now_ns
 
@@ -38,6 +42,8 @@ PAUSED_S = 1.0
 PUBLISH_PAUSE_S = 0.05
 """Changes that follow each other within it reach the gateways as one."""
 ABORT_TIMEOUT_S = 10.0
+TOLD_TIMEOUT_S = 5.0
+"""Longest wait for gateways to work from a new state."""
 GATEWAY_HANG_S = 30.0
 
 
@@ -70,11 +76,13 @@ class Supervisor:
         self._system = system
         self._registry = OperationRegistry(self._publish_operation)
         self._verbs: EngineVerbs | None = None
+        self._cache_verbs: CacheVerbs | None = None
         self.stopping = asyncio.Event()
         """Set once the processes are being ended."""
         orders = FleetOrders(self._wake_for_request, self._replay_sleep, self._engine_changed)
         self._fleet = Fleet(plan, Path(system.run_dir), state, launcher, hub, orders)
-        hub.set_fleet(self.engines, self.gateways, self.operations)
+        self._adapters = AdapterControl(self._fleet, hub, self._registry, self._tell_gateways)
+        hub.set_fleet(self.engines, self.gateways, self.operations, self.adapters)
         keys.on_change = self._fleet.dirty.set
 
     # ------------------------------------------------------------ life
@@ -91,6 +99,7 @@ class Supervisor:
                         self._run_hub(),
                         self._publish_states(),
                         self._watch(),
+                        self._adapters.run(),
                         probe_engines(self._fleet.client, self._fleet.engines.values()),
                     )
                 ]
@@ -139,6 +148,8 @@ class Supervisor:
         self._fleet.dirty.set()
         async with asyncio.TaskGroup() as tasks:
             self._verbs = EngineVerbs(self._fleet.client, self._registry, tasks)
+            self._cache_verbs = CacheVerbs(self._fleet.client, self._registry, tasks)
+            self._adapters.open(tasks)
             for gateway in self._fleet.gateways.values():
                 tasks.create_task(gateway.run())
             for engine in self._fleet.engines.values():
@@ -159,6 +170,11 @@ class Supervisor:
             await self._hub.run()
         except Exception:
             logger.exception("the telemetry hub failed; the fleet runs on without it")
+
+    async def _tell_gateways(self) -> None:
+        """Return once the gateways work from the fleet as it is now, or do not say so in time."""
+        self._fleet.link.publish(self._fleet.state(self._keys.records()))
+        await self._fleet.link.await_acks(TOLD_TIMEOUT_S)
 
     async def _publish_states(self) -> None:
         fleet = self._fleet
@@ -209,6 +225,28 @@ class Supervisor:
         """Begin to restart an engine; see `FleetControl`."""
         return self._open_verbs().restart(self._engine(engine_id), actor)
 
+    def reset_prefix_cache(self, engine_id: str, actor: str) -> Operation:
+        """Begin to forget an engine's cached prefixes; see `FleetControl`."""
+        self._open_verbs()
+        assert self._cache_verbs is not None
+        return self._cache_verbs.reset(self._engine(engine_id), actor)
+
+    def adapters(self) -> list[AdapterRow]:
+        """All LoRA adapters, by name."""
+        return self._adapters.rows()
+
+    async def load_adapter(self, name: str, body: LoadAdapterBody, actor: str) -> Operation:
+        """Check an adapter, then begin to load it; see `FleetControl`."""
+        return await self._adapters.load(name, body, actor)
+
+    def unload_adapter(self, name: str, actor: str) -> Operation:
+        """Begin to unload an adapter; see `FleetControl`."""
+        return self._adapters.unload(name, actor)
+
+    def pin_adapter(self, name: str, actor: str, *, pinned: bool) -> Operation:
+        """Begin to pin or unpin an adapter; see `FleetControl`."""
+        return self._adapters.pin(name, actor, pinned=pinned)
+
     def operations(self) -> list[Operation]:
         """Newest first."""
         return self._registry.all()
@@ -237,7 +275,7 @@ class Supervisor:
         return len(self._fleet.have_been_ready) == len(self._fleet.engines), self.engines()
 
     def _row(self, engine: ManagedEngine) -> EngineRow:
-        row = engine_row(engine)
+        row = self._fleet.row(engine)
         if self._fleet.is_draining and row.state == "ready":
             return row.model_copy(update={"state": "draining", "allowed_actions": []})
         return row
@@ -265,6 +303,7 @@ class Supervisor:
     def _engine_changed(self, engine: ManagedEngine, row: EngineRow) -> None:
         if self._verbs is not None:
             self._verbs.note_change(engine)
+        self._adapters.engine_changed(engine)
         if self.on_progress is not None:
             self.on_progress(row)
 

@@ -118,6 +118,9 @@ def _loads(row: EngineRow, stats: EngineStats | None) -> list[Level]:
         (names.ENGINE_WAITING, label, stats.waiting),
         (names.KV_USED_RATIO, label, stats.used_blocks / max(1, stats.num_blocks)),
         (names.ENGINE_RESIDENT, label, stats.resident_bytes),
+        (names.ENGINE_CACHED_BLOCKS, label, stats.cached_blocks),
+        (names.ENGINE_ADAPTERS, (row.id, "loaded"), stats.adapters_loaded),
+        (names.ENGINE_ADAPTERS, (row.id, "active"), stats.adapters_active),
     ]
 
 
@@ -129,6 +132,15 @@ def _accounts(engine_id: str, epoch: int, stats: EngineStats) -> AccountsSnapsho
     accounts.set(names.ENGINE_PREEMPTIONS, label, stats.preemptions)
     accounts.set(names.ENGINE_PROMPT_TOKENS, label, stats.prompt_tokens)
     accounts.set(names.ENGINE_GENERATION_TOKENS, label, stats.generation_tokens)
+    accounts.set(names.ENGINE_PREFIX_QUERIED, label, stats.prefix_queried_tokens)
+    accounts.set(names.ENGINE_CACHED_TOKENS, label, stats.cached_tokens)
+    accounts.set(names.ENGINE_EVICTED_BLOCKS, label, stats.evicted_blocks)
+    accounts.set(names.ENGINE_DRAFTED_TOKENS, label, stats.drafted_tokens)
+    accounts.set(names.ENGINE_ACCEPTED_TOKENS, label, stats.accepted_tokens)
+    accounts.set(names.ENGINE_GRAMMARS, (engine_id, "compiled"), stats.grammars_compiled)
+    accounts.set(names.ENGINE_GRAMMARS, (engine_id, "refused"), stats.grammars_refused)
+    accounts.set(names.ENGINE_LENGTH_PREDICTIONS, label, stats.length_predictions)
+    accounts.set(names.ENGINE_LENGTH_ERROR, label, stats.length_error_tokens)
     accounts.set(names.MESSAGES_FENCED, label, stats.fenced)
     accounts.set(names.MESSAGES_UNDECODABLE, label, stats.undecodable)
     accounts.set(names.RECORDS_DROPPED, (engine_id, "engine"), stats.records_dropped)

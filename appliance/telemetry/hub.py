@@ -9,7 +9,13 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 
 from appliance.control_link.messages import GatewayAccounts, GatewayRecords
-from appliance.supervisor.admin.schemas import EngineRow, GatewayRow, Operation, RequestRow
+from appliance.supervisor.admin.schemas import (
+    AdapterRow,
+    EngineRow,
+    GatewayRow,
+    Operation,
+    RequestRow,
+)
 from appliance.telemetry import names
 from appliance.telemetry.cut_short import cut_short
 from appliance.telemetry.headline import headline
@@ -62,9 +68,10 @@ class Hub(Views):
         engines: Callable[[], list[EngineRow]],
         gateways: Callable[[], list[GatewayRow]],
         operations: Callable[[], list[Operation]],
+        adapters: Callable[[], list[AdapterRow]] = list,
     ) -> None:
-        """Say where the rows of engines, gateways and operations come from."""
-        self.parts.fleet = Fleet(engines, gateways, operations)
+        """Say where the rows of engines, gateways, operations and adapters come from."""
+        self.parts.fleet = Fleet(engines, gateways, operations, adapters)
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
@@ -245,6 +252,11 @@ class Hub(Views):
         self.rows[row.id] = row
         if before is None or _standing(before) != _standing(row):
             self._publish_row(row)
+
+    @unfailing
+    def publish_adapter(self, row: AdapterRow) -> None:
+        """A LoRA adapter changed, or was removed."""
+        self.stream.publish("adapter", row.model_dump_json())
 
     @unfailing
     def publish_operation(self, operation: Operation) -> None:

@@ -215,6 +215,63 @@ ENGINE_PROMPT_TOKENS = Metric(
 ENGINE_GENERATION_TOKENS = Metric(
     "quarterdeck_engine_generation_tokens_total", "counter", "Tokens generated.", ("engine",)
 )
+ENGINE_PREFIX_QUERIED = Metric(
+    "quarterdeck_engine_prefix_queried_tokens_total",
+    "counter",
+    "Prompt tokens looked up in the prefix cache.",
+    ("engine",),
+)
+ENGINE_CACHED_TOKENS = Metric(
+    "quarterdeck_engine_prefix_cached_tokens_total",
+    "counter",
+    "Prompt tokens that the prefix cache had.",
+    ("engine",),
+)
+ENGINE_CACHED_BLOCKS = Metric(
+    "quarterdeck_engine_prefix_cached_blocks",
+    "gauge",
+    "Free KV blocks whose content may be reused.",
+    ("engine",),
+)
+ENGINE_EVICTED_BLOCKS = Metric(
+    "quarterdeck_engine_prefix_evicted_blocks_total",
+    "counter",
+    "Cached KV blocks given to something else.",
+    ("engine",),
+)
+ENGINE_DRAFTED_TOKENS = Metric(
+    "quarterdeck_engine_drafted_tokens_total",
+    "counter",
+    "Tokens guessed by speculative decoding.",
+    ("engine",),
+)
+ENGINE_ACCEPTED_TOKENS = Metric(
+    "quarterdeck_engine_accepted_tokens_total", "counter", "Guesses that were right.", ("engine",)
+)
+ENGINE_GRAMMARS = Metric(
+    "quarterdeck_engine_grammars_total",
+    "counter",
+    "Grammars by outcome: compiled, refused.",
+    ("engine", "outcome"),
+)
+ENGINE_ADAPTERS = Metric(
+    "quarterdeck_engine_adapters",
+    "gauge",
+    "LoRA adapters by place: loaded, active (in a slot).",
+    ("engine", "place"),
+)
+ENGINE_LENGTH_PREDICTIONS = Metric(
+    "quarterdeck_engine_length_predictions_total",
+    "counter",
+    "Ended requests whose output length had been predicted.",
+    ("engine",),
+)
+ENGINE_LENGTH_ERROR = Metric(
+    "quarterdeck_engine_length_error_tokens_total",
+    "counter",
+    "Sum of the absolute errors of these predictions.",
+    ("engine",),
+)
 GATEWAY_RESTARTS = Metric(
     "quarterdeck_gateway_restarts_total", "counter", "Restarts of a gateway.", ("gateway",)
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from appliance.supervisor.admin.schemas import EngineRow, GatewayRow, Operation
+from appliance.supervisor.admin.schemas import AdapterRow, EngineRow, GatewayRow, Operation
 from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
 from appliance.telemetry.engine_levels import EngineLevels, gateway_levels
@@ -48,6 +48,7 @@ class Fleet:
     engines: Callable[[], list[EngineRow]]
     gateways: Callable[[], list[GatewayRow]]
     operations: Callable[[], list[Operation]]
+    adapters: Callable[[], list[AdapterRow]]
 
 
 class Parts:
@@ -74,7 +75,7 @@ class Parts:
         )
         self.join = HopJoin(lambda hop: self.assembly.hop(hop, now_ns()))
         self.join.lives(SUPERVISOR, 0)
-        self.fleet = Fleet(list, list, list)
+        self.fleet = Fleet(list, list, list, list)
 
     def totals(self) -> Totals:
         """Return the accounts of the whole appliance as they are now."""

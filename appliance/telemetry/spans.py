@@ -174,6 +174,7 @@ class _Builder:
             attributes |= {
                 "quarterdeck.tokens": choice.prompt_tokens - choice.cached_tokens,
                 "quarterdeck.prefill.chunks": len(timeline.chunks),
+                "quarterdeck.prefill.cached_tokens": choice.cached_tokens,
                 "quarterdeck.first_step": timeline.first_step,
             }
         elif phase.name == "decode":
@@ -183,6 +184,8 @@ class _Builder:
                 "quarterdeck.last_step": timeline.last_step,
                 "quarterdeck.max_batch": timeline.max_batch,
                 "quarterdeck.preemptions": len(timeline.preempted_ns),
+                "quarterdeck.drafted_tokens": timeline.drafted_tokens or None,
+                "quarterdeck.accepted_tokens": timeline.accepted_tokens or None,
             }
         return present(attributes)
 

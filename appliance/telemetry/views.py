@@ -107,6 +107,7 @@ class Views:
             operations=fleet.operations() or list(reversed(self.operations.values())),
             stats=self.stats(),
             events=self.events(SNAPSHOT_EVENTS),
+            adapters=fleet.adapters(),
         )
 
     def events(self, limit: int) -> list[JournalEvent]:

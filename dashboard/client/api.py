@@ -14,6 +14,7 @@ from appliance.supervisor.admin.schemas import (
     AbortAnswer,
     Collection,
     EngineRow,
+    LoadAdapterBody,
     Operation,
     RequestRow,
     SleepBody,
@@ -120,6 +121,20 @@ class AdminApi:
     async def restart(self, engine_id: str) -> Operation:
         """Begin to restart an engine."""
         return await self._call("POST", f"/engines/{_part(engine_id)}/restart", Operation)
+
+    async def load_adapter(self, name: str, body: LoadAdapterBody) -> Operation:
+        """Begin to load an adapter."""
+        path = f"/adapters/{_part(name)}"
+        return await self._call("PUT", path, Operation, json=body.model_dump())
+
+    async def unload_adapter(self, name: str) -> Operation:
+        """Begin to unload an adapter."""
+        return await self._call("DELETE", f"/adapters/{_part(name)}", Operation)
+
+    async def pin_adapter(self, name: str, *, pinned: bool) -> Operation:
+        """Begin to pin or unpin an adapter."""
+        verb = "pin" if pinned else "unpin"
+        return await self._call("POST", f"/adapters/{_part(name)}/{verb}", Operation)
 
     async def abort(self, request_id: str) -> AbortAnswer:
         """End a live request; answered once that is confirmed."""

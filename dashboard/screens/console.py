@@ -11,8 +11,8 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
 
-from appliance.supervisor.admin.schemas import EngineRow, RequestRow, SleepBody
-from dashboard.actions import FLEET, REQUESTS, Action, actions_on, find_action
+from appliance.supervisor.admin.schemas import AdapterRow, EngineRow, RequestRow, SleepBody
+from dashboard.actions import ADAPTERS, FLEET, REQUESTS, Action, actions_on, find_action
 from dashboard.messages import GoTo, Order, Say, TryPrompt
 from dashboard.screens.dialogs import ConfirmDialog, PromptDialog, Question
 from dashboard.screens.help import HelpScreen
@@ -108,6 +108,17 @@ class ConsoleScreen(Screen[None]):
         """The request that verbs are meant for."""
         return None
 
+    def selected_adapter(self) -> AdapterRow | None:
+        """The adapter that verbs are meant for."""
+        return None
+
+    def tried_model(self) -> str | None:
+        """The model that a tried prompt goes to: that of the selected engine, or of the first."""
+        engine = self.selected_engine() or next(iter(self.session.state.engines.values()), None)
+        if engine is None:
+            return None
+        return engine.served_names[0] if engine.served_names else engine.model
+
     def obstacle(self, action: Action) -> str | None:
         """Why the action would be refused now; None if it would not."""
         if refusal := self.session.refusal(action.scope):
@@ -116,6 +127,8 @@ class ConsoleScreen(Screen[None]):
             return _engine_obstacle(action, self.selected_engine())
         if action.of == "request":
             return _request_obstacle(self.selected_request())
+        if action.of == "adapter" and self.selected_adapter() is None:
+            return "no adapter is selected"
         return None
 
     def _may(self, action_id: str) -> bool:
@@ -188,12 +201,11 @@ class ConsoleScreen(Screen[None]):
         self.app.push_screen(ConfirmDialog(question), decide)
 
     def action_try_prompt(self) -> None:
-        """Ask for a prompt, then send it to the selected engine's model."""
-        engine = self.selected_engine() or next(iter(self.session.state.engines.values()), None)
-        if engine is None:
+        """Ask for a prompt, then send it to the model that is meant here."""
+        model = self.tried_model()
+        if model is None:
             self.post_message(Say(Note("no engine is known yet", WARN)))
             return
-        model = engine.served_names[0] if engine.served_names else engine.model
 
         def send(prompt: str | None) -> None:
             if prompt:
@@ -210,6 +222,10 @@ class ConsoleScreen(Screen[None]):
     def action_requests(self) -> None:
         """Show the requests."""
         self.post_message(GoTo(REQUESTS))
+
+    def action_adapters(self) -> None:
+        """Show the adapters."""
+        self.post_message(GoTo(ADAPTERS))
 
     def action_help(self) -> None:
         """Show all keys."""

@@ -80,5 +80,6 @@ _LEGEND: Final = (
     line(Piece("marks", DIM)),
     line("● ready  ◐ starting  ◒ draining  ☾ asleep  ◑ waking"),
     line("↻ backoff  ✗ failed  ○ stopped"),
+    line("adapters: e0● in a slot  e0• in memory  e0○ not there  e0✗ refused"),
     line("◌ waiting  ◔ prefill  ▶ decode  ✓ done  ■ aborted  ⊘ refused  ▲ look here"),
 )

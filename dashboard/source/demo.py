@@ -2,23 +2,28 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Final, Literal
+from typing import Final
 
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterRow,
     GatewayRow,
+    LoadAdapterBody,
     Operation,
+    OperationKind,
     Problem,
     RequestRow,
     SleepBody,
     Snapshot,
     Stats,
+    SystemInfo,
     Trace,
     WhoAmI,
 )
 from dashboard.client.problems import ApiProblem
 from dashboard.client.prompt import PromptAnswer
-from dashboard.source.demo_fleet import Fleet
+from dashboard.source.demo_adapters import ROOT
+from dashboard.source.demo_fleet import START, Fleet
 from dashboard.source.demo_trace import demo_trace
 from dashboard.source.frames import Frame, History, Link
 
@@ -58,6 +63,7 @@ class DemoSource:
         """Yield frames for ever."""
         yield Link(connected=True)
         yield WhoAmI(actor="local", scope="admin", transport="unix")
+        yield _system(self.label)
         for stats in self._past:
             yield stats
         yield self._snapshot()
@@ -79,6 +85,7 @@ class DemoSource:
             operations=[],
             stats=fleet.stats(),
             events=list(fleet.events),
+            adapters=[row.model_copy() for row in fleet.adapters.rows.values()],
         )
 
     async def trace(self, request_id: str) -> Trace:
@@ -129,7 +136,42 @@ class DemoSource:
                 )
             )
 
-    def _operation(self, kind: Literal["sleep", "wake", "restart"], target: str) -> Operation:
+    async def load_adapter(self, name: str, body: LoadAdapterBody) -> Operation:
+        """Load an invented adapter; only what is below the root exists."""
+        if not body.path.startswith(f"{ROOT}/"):
+            text = "there is no such directory below an adapter root"
+            raise _problem(422, "adapter_not_found", text, f"the demo has {ROOT}")
+        operation = self._operation("lora.load", name)
+        fleet = self._fleet
+        self._push(fleet.adapters.begin_load(name, body, operation, fleet.at))
+        return operation.model_copy()
+
+    async def unload_adapter(self, name: str) -> Operation:
+        """Unload an adapter."""
+        self._adapter(name)
+        operation = self._operation("lora.unload", name)
+        self._push(self._fleet.adapters.unload(name))
+        return self._ended(operation)
+
+    async def pin_adapter(self, name: str, *, pinned: bool) -> Operation:
+        """Pin or unpin an adapter."""
+        self._adapter(name)
+        operation = self._operation("lora.pin" if pinned else "lora.unpin", name)
+        self._push(self._fleet.adapters.pin(name, pinned=pinned))
+        return self._ended(operation)
+
+    def _adapter(self, name: str) -> AdapterRow:
+        row = self._fleet.adapters.rows.get(name)
+        if row is None:
+            raise _problem(404, "not_found", f"no adapter {name}", "see the adapters table")
+        return row
+
+    def _ended(self, operation: Operation) -> Operation:
+        ended = self._fleet.end_operation(operation, {})
+        self._push([ended])
+        return ended.model_copy()
+
+    def _operation(self, kind: OperationKind, target: str) -> Operation:
         fleet = self._fleet
         operation = Operation(
             id=f"op-{len(fleet.operations) + 1}",
@@ -171,7 +213,7 @@ class DemoSource:
         """Run an invented request to its end."""
         if not any(engine.state == "ready" for engine in self._fleet.engines.values()):
             raise _problem(503, "engine_asleep", "no engine is ready", "w wakes one")
-        row = self._fleet.new_request("you", 24)
+        row = self._fleet.new_request("you", 24, model)
         self._push([row])
         async with self._stepped:
             await self._stepped.wait_for(lambda: row.id not in self._fleet.requests)
@@ -179,6 +221,22 @@ class DemoSource:
 
     async def aclose(self) -> None:
         """Nothing to let go of."""
+
+
+def _system(label: str) -> SystemInfo:
+    return SystemInfo(
+        version="demo",
+        pid=1,
+        started_at=START,
+        state_dir="",
+        run_dir="",
+        data_plane=label,
+        control_plane=label,
+        data_socket="",
+        admin_socket="",
+        on_asleep="wake",
+        adapter_roots=[ROOT],
+    )
 
 
 def _problem(status: int, code: str, detail: str, hint: str) -> ApiProblem:

@@ -15,6 +15,7 @@ from appliance.supervisor.admin.schemas import (
     RequestRow,
     Stats,
 )
+from dashboard.source.demo_adapters import USERS, DemoAdapters
 from dashboard.source.demo_stats import stats_frame
 from dashboard.source.frames import Frame
 
@@ -55,6 +56,7 @@ class Fleet:
     events: list[JournalEvent] = field(default_factory=list[JournalEvent])
     jobs: list[Job] = field(default_factory=list[Job])
     ended: list[RequestRow] = field(default_factory=list[RequestRow])
+    adapters: DemoAdapters = field(default_factory=lambda: DemoAdapters(START))
 
     def __post_init__(self) -> None:
         states: tuple[EngineStateName, ...] = ("ready", "ready", "asleep", "starting")
@@ -92,7 +94,18 @@ class Fleet:
         yield from self._arrivals(step_s)
         yield from self._progress(step_s)
         yield from self._load()
+        yield from self._adapters(step_s)
         yield self.stats()
+
+    def _adapters(self, step_s: float) -> Iterator[Frame]:
+        requests = self.requests.values()
+        changes = self.adapters.step(step_s, self.at, self.engines.values(), requests)
+        for row, operation in list(changes):
+            yield row
+            if operation is not None:
+                text = f"rank {row.rank}, on all engines"
+                yield self.event("adapter.loaded", "info", row.name, text)
+                yield self.end_operation(operation, self.adapters.result(row.name))
 
     @property
     def elapsed_s(self) -> float:
@@ -217,7 +230,7 @@ class Fleet:
         ):
             yield self.new_request(self.random.choice(_KEYS), self.random.randint(16, 90))
 
-    def new_request(self, key_id: str, max_tokens: int) -> RequestRow:
+    def new_request(self, key_id: str, max_tokens: int, model: str | None = None) -> RequestRow:
         """Accept a request on the engine with the least to do."""
         engine = min(self._ready(), key=lambda row: len(self.live_on(row.id)))
         row = RequestRow(
@@ -225,7 +238,7 @@ class Fleet:
             trace_id=f"{self.random.getrandbits(128):032x}",
             state="queued",
             route="/v1/chat/completions",
-            model=engine.model,
+            model=model or self._model_of(key_id, engine),
             key_id=key_id,
             engine=engine.id,
             gateway="gateway-0",
@@ -237,6 +250,10 @@ class Fleet:
         )
         self.requests[row.id] = row
         return row.model_copy()
+
+    def _model_of(self, key_id: str, engine: EngineRow) -> str:
+        wanted = USERS.get(key_id)
+        return wanted if wanted in self.adapters.names() else engine.model
 
     def _progress(self, step_s: float) -> Iterator[Frame]:
         for row in list(self.requests.values()):
@@ -293,4 +310,5 @@ class Fleet:
             tokens = sum(row.prompt_tokens + row.completion_tokens for row in live)
             engine.kv_used_ratio = min(1.0, tokens / 5000)
             engine.steps += 12 if live else 1
+            engine.adapters = self.adapters.names() if engine.state == "ready" else []
             yield engine.model_copy()

@@ -6,9 +6,11 @@ from typing import Protocol
 
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterRow,
     EngineRow,
     GatewayRow,
     JournalEvent,
+    LoadAdapterBody,
     Operation,
     RequestRow,
     SleepBody,
@@ -50,6 +52,7 @@ Frame = (
     Snapshot
     | EngineRow
     | GatewayRow
+    | AdapterRow
     | RequestRow
     | Operation
     | Stats
@@ -89,6 +92,18 @@ class Source(Protocol):
 
     async def restart(self, engine_id: str) -> Operation:
         """Begin to restart an engine."""
+        ...
+
+    async def load_adapter(self, name: str, body: LoadAdapterBody) -> Operation:
+        """Begin to load an adapter."""
+        ...
+
+    async def unload_adapter(self, name: str) -> Operation:
+        """Begin to unload an adapter."""
+        ...
+
+    async def pin_adapter(self, name: str, *, pinned: bool) -> Operation:
+        """Begin to pin or unpin an adapter."""
         ...
 
     async def operation(self, operation_id: str, wait_s: float) -> Operation:

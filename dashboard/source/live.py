@@ -9,9 +9,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterRow,
     EngineRow,
     GatewayRow,
     JournalEvent,
+    LoadAdapterBody,
     Operation,
     RequestRow,
     SleepBody,
@@ -32,6 +34,7 @@ _KINDS: Final[Mapping[str, TypeAdapter[Any]]] = {
     "snapshot": TypeAdapter(Snapshot),
     "engine": TypeAdapter(EngineRow | list[EngineRow]),
     "gateway": TypeAdapter(GatewayRow | list[GatewayRow]),
+    "adapter": TypeAdapter(AdapterRow | list[AdapterRow]),
     "request": TypeAdapter(RequestRow | list[RequestRow]),
     "operation": TypeAdapter(Operation | list[Operation]),
     "stats": TypeAdapter(Stats),
@@ -155,6 +158,18 @@ class LiveSource:
     async def restart(self, engine_id: str) -> Operation:
         """Begin to restart an engine."""
         return await self._api.restart(engine_id)
+
+    async def load_adapter(self, name: str, body: LoadAdapterBody) -> Operation:
+        """Begin to load an adapter."""
+        return await self._api.load_adapter(name, body)
+
+    async def unload_adapter(self, name: str) -> Operation:
+        """Begin to unload an adapter."""
+        return await self._api.unload_adapter(name)
+
+    async def pin_adapter(self, name: str, *, pinned: bool) -> Operation:
+        """Begin to pin or unpin an adapter."""
+        return await self._api.pin_adapter(name, pinned=pinned)
 
     async def operation(self, operation_id: str, wait_s: float) -> Operation:
         """The operation, at its end or after `wait_s`."""

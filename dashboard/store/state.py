@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from appliance.supervisor.admin.schemas import (
+    AdapterRow,
     EngineRow,
     GatewayRow,
     JournalEvent,
@@ -34,6 +35,7 @@ class State:
 
     engines: Mapping[str, EngineRow] = field(default_factory=dict[str, EngineRow])
     gateways: Mapping[str, GatewayRow] = field(default_factory=dict[str, GatewayRow])
+    adapters: Mapping[str, AdapterRow] = field(default_factory=dict[str, AdapterRow])
     requests: Mapping[str, RequestRow] = field(default_factory=dict[str, RequestRow])
     operations: Mapping[str, Operation] = field(default_factory=dict[str, Operation])
     events: tuple[JournalEvent, ...] = ()
@@ -104,7 +106,7 @@ def reduce(state: State, frame: Frame, now_s: float) -> State:
     return replace(changed, heard_s=now_s)
 
 
-RowFrame = EngineRow | GatewayRow | RequestRow | Operation | JournalEvent | History
+RowFrame = EngineRow | GatewayRow | AdapterRow | RequestRow | Operation | JournalEvent | History
 
 
 def _row(state: State, frame: RowFrame) -> State:
@@ -113,6 +115,8 @@ def _row(state: State, frame: RowFrame) -> State:
             changed = _with_engines(state, {**state.engines, frame.id: frame})
         case GatewayRow():
             changed = replace(state, gateways={**state.gateways, frame.name: frame})
+        case AdapterRow():
+            changed = replace(state, adapters=_adapters(state.adapters, frame))
         case RequestRow():
             changed = replace(state, requests=_merged(state.requests, [frame]))
         case History():
@@ -135,6 +139,7 @@ def _snapshot(state: State, snapshot: Snapshot, now_s: float) -> State:
     base = replace(
         state,
         gateways={row.name: row for row in snapshot.gateways},
+        adapters={row.name: row for row in snapshot.adapters},
         requests=_merged(ended, snapshot.requests),
         operations=_operations({}, snapshot.operations),
         events=_events((), snapshot.events),
@@ -173,6 +178,11 @@ def _with_engines(state: State, engines: dict[str, EngineRow]) -> State:
     for engine in engines.values():
         peaks[engine.id] = max(peaks.get(engine.id, 0), engine.resident_bytes or 0)
     return replace(state, engines=engines, peak_bytes=peaks)
+
+
+def _adapters(known: Mapping[str, AdapterRow], row: AdapterRow) -> dict[str, AdapterRow]:
+    others = {name: other for name, other in known.items() if name != row.name}
+    return others if row.state == "removed" else {**others, row.name: row}
 
 
 def _merged(known: Mapping[str, RequestRow], rows: Iterable[RequestRow]) -> dict[str, RequestRow]:

@@ -153,8 +153,11 @@ def _quiet_note(engine: EngineRow, state_s: float) -> Piece:
         return Piece(f"{engine.running + engine.waiting} left to finish", WARN)
     if engine.state == "asleep":
         return Piece(f"for {age(state_s)}, w wakes", DIM)
+    if engine.dtype_reason:
+        return Piece(f"{clean(engine.dtype or '')}: {clean(engine.dtype_reason)}", WARN)
+    lora = f" +{len(engine.adapters)} LoRA" if engine.adapters else ""
     restarts = f"  {engine.restarts} restarts" if engine.restarts else ""
-    return Piece(f"{clean(engine.model)} {age(state_s)}{restarts}", DIM)
+    return Piece(f"{clean(engine.model)}{lora} {age(state_s)}{restarts}", DIM)
 
 
 def _loading(state: State, engine: EngineRow, now_s: float, columns: tuple[Column, ...]) -> Line:

@@ -8,11 +8,11 @@ import msgspec
 from engine.checkpoint.errors import CheckpointError, UnsupportedModelError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-    from tokenizers.pre_tokenizers import PreTokenizer
+    from tokenizers import AddedToken, Tokenizer
 
-_CONTROL, _USER_DEFINED = 3, 4
-_SUPPORTED_PRE = ("gpt-2", "smollm")
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Types of tokens, as `gguf.TokenType` numbers them."""
+_KEEPS_SPACE = ("<unk>", "<s>", "<|endoftext|>")
 
 
 class GgufVocabulary(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,74 +21,72 @@ class GgufVocabulary(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     """`tokenizer.ggml.model`: the kind of tokenizer."""
     pre: str
-    """`tokenizer.ggml.pre`: how text is split before merging."""
+    """`tokenizer.ggml.pre`: how text is split before merging; for byte-level BPE."""
     tokens: Sequence[str]
     token_types: Sequence[int]
-    merges: Sequence[str]
+    merges: Sequence[str] = ()
+    """Of byte-level BPE."""
+    scores: Sequence[float] = ()
+    """Of SentencePiece: the higher, the earlier a token is merged."""
+    unknown_id: int | None = None
+    adds_space: bool = True
+    """SentencePiece: a text begins with a space of its own."""
+    control_swallows_space: bool = False
+    """White space after control tokens is dropped, as Phi-3 does."""
+
+    def __post_init__(self) -> None:
+        """Check that there is one type for each token.
+
+        Raises:
+            CheckpointError: there is not.
+        """
+        if len(self.tokens) != len(self.token_types):
+            raise CheckpointError("the GGUF vocabulary has not one type for each token")
+
+    def tokens_of(self, *wanted: int) -> list[str]:
+        """Return the tokens of some types."""
+        typed = zip(self.tokens, self.token_types, strict=True)
+        return [token for token, kind in typed if kind in wanted]
 
 
 def build_tokenizer(vocabulary: GgufVocabulary) -> "Tokenizer":
-    """Build a byte-level BPE tokenizer equal to the one the file was converted from.
+    """Build a tokenizer equal to the one the file was converted from.
 
     Raises:
         UnsupportedModelError: another kind of tokenizer or pre-tokenizer.
         CheckpointError: the vocabulary contradicts itself.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models  # noqa: PLC0415
+    match vocabulary.model:
+        case "gpt2":
+            from engine.checkpoint.gguf_byte_bpe import byte_level_bpe  # noqa: PLC0415 - not both
 
-    if vocabulary.model != "gpt2":
-        raise UnsupportedModelError(
-            f"GGUF tokenizer {vocabulary.model!r} is not supported; supported: gpt2"
-        )
-    if len(vocabulary.tokens) != len(vocabulary.token_types):
-        raise CheckpointError("the GGUF vocabulary has not one type for each token")
-    ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
-    pre_tokenizer = _pre_tokenizer(vocabulary.pre)
-    try:
-        tokenizer = Tokenizer(models.BPE(vocab=ids, merges=_pairs(vocabulary.merges)))
-    except Exception as error:  # the binding raises plain Exception
-        raise CheckpointError(f"the GGUF vocabulary is inconsistent: {error}") from error
-    tokenizer.pre_tokenizer = pre_tokenizer  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(text, special=True, normalized=False)
-            for text in _tokens_of(vocabulary, _CONTROL)
-        ]
-    )
-    tokenizer.add_tokens(
-        [AddedToken(text, normalized=False) for text in _tokens_of(vocabulary, _USER_DEFINED)]
-    )
+            tokenizer = byte_level_bpe(vocabulary)
+        case "llama":
+            from engine.checkpoint.gguf_sentencepiece import sentencepiece_bpe  # noqa: PLC0415
+
+            tokenizer = sentencepiece_bpe(vocabulary)
+        case _:
+            raise UnsupportedModelError(
+                f"GGUF tokenizer {vocabulary.model!r} is not supported; supported: gpt2, llama"
+            )
+    tokenizer.add_special_tokens(_control_tokens(vocabulary))
+    tokenizer.add_tokens(_user_tokens(vocabulary))
     return tokenizer
 
 
-def _tokens_of(vocabulary: GgufVocabulary, wanted: int) -> list[str]:
-    typed = zip(vocabulary.tokens, vocabulary.token_types, strict=True)
-    return [token for token, kind in typed if kind == wanted]
+def _control_tokens(vocabulary: GgufVocabulary) -> list["AddedToken"]:
+    from tokenizers import AddedToken  # noqa: PLC0415
+
+    swallows = vocabulary.control_swallows_space
+    return [
+        AddedToken(
+            text, special=True, normalized=False, rstrip=swallows and text not in _KEEPS_SPACE
+        )
+        for text in vocabulary.tokens_of(CONTROL)
+    ]
 
 
-def _pairs(merges: Sequence[str]) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    for merge in merges:
-        left, space, right = merge.partition(" ")
-        if not space:
-            raise CheckpointError("a merge of the GGUF vocabulary has no second part")
-        pairs.append((left, right))
-    return pairs
+def _user_tokens(vocabulary: GgufVocabulary) -> list["AddedToken"]:
+    from tokenizers import AddedToken  # noqa: PLC0415
 
-
-def _pre_tokenizer(name: str) -> "PreTokenizer":
-    from tokenizers import pre_tokenizers  # noqa: PLC0415
-
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    match name:
-        case "smollm":
-            digits = pre_tokenizers.Digits(individual_digits=True)
-            return pre_tokenizers.Sequence([digits, byte_level])
-        case "gpt-2":
-            return byte_level
-        case _:
-            supported = ", ".join(_SUPPORTED_PRE)
-            raise UnsupportedModelError(
-                f"GGUF pre-tokenizer {name!r} is not supported; supported: {supported}"
-            )
+    return [AddedToken(text, normalized=False) for text in vocabulary.tokens_of(USER_DEFINED)]

@@ -1,4 +1,4 @@
-"""The shape of a model, read from `config.json` or from GGUF metadata."""
+"""Reads the shape of a model from the fields of a `config.json`."""
 
 import math
 from collections.abc import Mapping
@@ -7,162 +7,80 @@ from typing import Any, Literal
 import msgspec
 
 from engine.checkpoint.errors import CheckpointError, UnsupportedModelError
-
-SUPPORTED_ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-    "Gemma3ForCausalLM",
-    "Phi3ForCausalLM",
+from engine.checkpoint.model_shape import (
+    SUPPORTED_ARCHITECTURES,
+    SUPPORTED_ROPE_KINDS,
+    ModelConfig,
+    RopeScaling,
+    check_config,
+    unsupported_architecture,
 )
-SUPPORTED_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
-_MAX_DIMENSION = 1 << 24
+from engine.checkpoint.rope_config import (
+    local_rope_theta,
+    partial_rotary_factor,
+    rope_scaling,
+    rope_theta,
+)
 
+__all__ = [
+    "SUPPORTED_ARCHITECTURES",
+    "SUPPORTED_ROPE_KINDS",
+    "ModelConfig",
+    "RopeScaling",
+    "check_config",
+    "config_from_hugging_face",
+]
 
-class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
-    """How rotary frequencies are stretched to reach longer contexts."""
-
-    kind: Literal["default", "linear", "llama3", "yarn", "longrope", "factors"] = "default"
-    """`factors`: every frequency is divided by its own entry of `long_factors`, as GGUF files of
-    Llama 3.1 have it."""
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 8192
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    truncate: bool = True
-    attention_factor: float | None = None
-    """Scales cosines and sines; None: as the paper of the kind says."""
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-
-
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes and constants of a decoder-only transformer, named as in Hugging Face."""
-
-    architecture: str
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    rope_theta: float
-    tie_word_embeddings: bool
-    rope_scaling: RopeScaling = RopeScaling()
-    dtype: str | None = None
-    """The dtype the weights were saved in, where the checkpoint says so."""
-    rotary_dim: int | None = None
-    """Values of a head that rotate; None: all of `head_dim`."""
-    local_rope_theta: float | None = None
-    """Base of the sliding-window layers, unscaled; None: theirs is that of the others."""
-    qkv_bias: bool = False
-    output_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    """RMS norm of each query and key head before rotation."""
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    sliding_window: int | None = None
-    """Tokens that a sliding-window layer sees, its own included."""
-    sliding_layers: tuple[bool, ...] = ()
-    """Which layers have the window; empty: all, if there is a `sliding_window`."""
-    query_scale: float | None = None
-    """Scores are multiplied with it; None: `head_dim ** -0.5`."""
-    embedding_scale: float = 1.0
-    """Embeddings are multiplied with it, rounded to the weights' dtype."""
-    norm_offset: float = 0.0
-    """Added to the weights of RMS norms: 1 for Gemma in Hugging Face layout (in GGUF it is in
-    the weights already)."""
-    attention_softcap: float | None = None
-    logits_softcap: float | None = None
-
-    def is_sliding(self, layer: int) -> bool:
-        """Return whether a layer sees only the last `sliding_window` tokens."""
-        if self.sliding_window is None:
-            return False
-        return self.sliding_layers[layer] if self.sliding_layers else True
-
-    @property
-    def num_sliding_layers(self) -> int:
-        """Return how many layers have a sliding window."""
-        return sum(self.is_sliding(layer) for layer in range(self.num_layers))
-
-
-def check_config(config: ModelConfig) -> ModelConfig:
-    """Return `config` if its sizes fit together.
-
-    Raises:
-        UnsupportedModelError: the architecture is not one of `SUPPORTED_ARCHITECTURES`.
-        CheckpointError: a value is out of range, or a size does not divide another.
-    """
-    if config.architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(
-            f"architecture {config.architecture!r} is not supported; supported: {supported}"
-        )
-    for name in (
-        "hidden_size",
-        "intermediate_size",
-        "num_layers",
-        "num_heads",
-        "num_kv_heads",
-        "head_dim",
-        "vocab_size",
-        "max_position_embeddings",
-    ):
-        value = msgspec.structs.asdict(config)[name]
-        if not 0 < value <= _MAX_DIMENSION:
-            raise CheckpointError(f"{name} is out of range: {value}")
-    for name, constant in (
-        ("rms_norm_eps", config.rms_norm_eps),
-        ("rope_theta", config.rope_theta),
-        ("the factor of the RoPE scaling", config.rope_scaling.factor),
-    ):
-        if not 0.0 < constant < math.inf:
-            raise CheckpointError(f"{name} is out of range: {constant}")
-    if config.num_heads % config.num_kv_heads or config.head_dim % 2:
-        raise CheckpointError(
-            f"heads do not fit together: {config.num_heads} heads, "
-            f"{config.num_kv_heads} key-value heads of {config.head_dim}"
-        )
-    return config
+MULTIMODAL_GEMMA3 = "Gemma3ForConditionalGeneration"
+"""A text model with an image tower beside it, which is left out."""
+_BY_MODEL_TYPE = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3": MULTIMODAL_GEMMA3,
+    "phi3": "Phi3ForCausalLM",
+}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {"sliding_window": 4096, "max_window_layers": 28},
+    "Qwen3ForCausalLM": {"head_dim": 128, "sliding_window": 4096, "max_window_layers": 28},
+    "Phi3ForCausalLM": {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096},
+    "Gemma3ForCausalLM": {
+        "vocab_size": 262_208,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131_072,
+        "tie_word_embeddings": True,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_theta": 1_000_000.0,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+}
+"""What a field means that is left out, where that is not the same for all families: Google's own
+files leave most of them out."""
+_GEMMA3_PATTERN = 6
+_ACTIVATIONS: dict[object, Literal["silu", "gelu_tanh"]] = {
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+}
 
 
 def config_from_hugging_face(fields: Mapping[str, Any]) -> ModelConfig:
     """Build the configuration from the fields of a `config.json`.
 
     Raises:
-        UnsupportedModelError: another architecture, activation, bias or RoPE scaling.
+        UnsupportedModelError: another architecture, or a variant that cannot run.
         CheckpointError: a field is missing or of the wrong type.
     """
-    architecture = _architecture_of(fields)
-    _refuse_variants(fields)
     try:
-        heads = int(fields["num_attention_heads"])
-        hidden = int(fields["hidden_size"])
-        config = ModelConfig(
-            architecture=architecture,
-            hidden_size=hidden,
-            intermediate_size=int(fields["intermediate_size"]),
-            num_layers=int(fields["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(fields.get("num_key_value_heads") or heads),
-            head_dim=int(fields.get("head_dim") or hidden // heads),
-            vocab_size=int(fields["vocab_size"]),
-            max_position_embeddings=int(fields.get("max_position_embeddings", 2048)),
-            rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
-            rope_theta=_rope_theta(fields),
-            tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
-            rope_scaling=_rope_scaling(fields),
-            dtype=fields.get("dtype") or fields.get("torch_dtype"),
-        )
+        architecture, fields = _text_model(fields)
+        fields = _DEFAULTS.get(architecture, {}) | dict(fields)
+        _refuse_variants(architecture, fields)
+        config = _with_family(_common(architecture, fields), fields)
     except KeyError as error:
         raise CheckpointError(f"config.json lacks {error}") from error
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -170,114 +88,174 @@ def config_from_hugging_face(fields: Mapping[str, Any]) -> ModelConfig:
     return check_config(config)
 
 
-def config_from_gguf(metadata: Mapping[str, Any], *, vocab_size: int, tied: bool) -> ModelConfig:
-    """Build the configuration from GGUF metadata.
+def named_architecture(fields: Mapping[str, Any]) -> str:
+    """Return the model class that a `config.json` names.
 
     Raises:
-        UnsupportedModelError: another architecture, partial rotary or RoPE scaling.
-        CheckpointError: a key is missing or of the wrong type.
+        UnsupportedModelError: it cannot run.
+        CheckpointError: it names none.
     """
-    name = metadata.get("general.architecture")
-    if name != "llama":
-        raise UnsupportedModelError(
-            f"GGUF architecture {name!r} is not supported; supported: llama"
-        )
-    if metadata.get("llama.expert_count"):
-        raise UnsupportedModelError("mixture-of-experts GGUF files are not supported")
-    try:
-        heads = int(metadata["llama.attention.head_count"])
-        hidden = int(metadata["llama.embedding_length"])
-        head_dim = int(metadata.get("llama.attention.key_length", hidden // heads))
-        rotary_dim = int(metadata.get("llama.rope.dimension_count", head_dim))
-        config = ModelConfig(
-            architecture="LlamaForCausalLM",
-            hidden_size=hidden,
-            intermediate_size=int(metadata["llama.feed_forward_length"]),
-            num_layers=int(metadata["llama.block_count"]),
-            num_heads=heads,
-            num_kv_heads=int(metadata.get("llama.attention.head_count_kv", heads)),
-            head_dim=head_dim,
-            vocab_size=vocab_size,
-            max_position_embeddings=int(metadata["llama.context_length"]),
-            rms_norm_eps=float(metadata["llama.attention.layer_norm_rms_epsilon"]),
-            rope_theta=float(metadata.get("llama.rope.freq_base", 10000.0)),
-            tie_word_embeddings=tied,
-            rope_scaling=_gguf_rope_scaling(metadata),
-        )
-    except KeyError as error:
-        raise CheckpointError(f"GGUF metadata lacks {error}") from error
-    except (TypeError, ValueError, ArithmeticError) as error:
-        raise CheckpointError(f"GGUF metadata: {error}") from error
-    if rotary_dim != head_dim:
-        raise UnsupportedModelError("rotary over a part of the head is not supported")
-    return check_config(config)
-
-
-def _architecture_of(fields: Mapping[str, Any]) -> str:
     names = fields.get("architectures")
-    if not isinstance(names, list) or not names:
+    if isinstance(names, list) and names:
+        name = str(names[0])
+    elif fields.get("model_type"):
+        name = _BY_MODEL_TYPE.get(str(fields["model_type"]), str(fields["model_type"]))
+    else:
         raise CheckpointError("config.json names no architecture")
-    architecture = str(names[0])
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(
-            f"architecture {architecture!r} is not supported; supported: {supported}"
-        )
-    return architecture
+    if name not in (*SUPPORTED_ARCHITECTURES, MULTIMODAL_GEMMA3):
+        raise unsupported_architecture(name)
+    return name
 
 
-def _refuse_variants(fields: Mapping[str, Any]) -> None:
-    if fields.get("hidden_act", "silu") != "silu":
-        raise UnsupportedModelError(
-            f"activation {fields['hidden_act']!r} is not supported; supported: silu"
-        )
-    for bias in ("attention_bias", "mlp_bias"):
-        if fields.get(bias):
-            raise UnsupportedModelError(f"{bias} is not supported")
+def _text_model(fields: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the class and the fields of the model that makes text."""
+    architecture = named_architecture(fields)
+    if architecture != MULTIMODAL_GEMMA3:
+        return architecture, fields
+    text = fields.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CheckpointError(f"config.json of {MULTIMODAL_GEMMA3} has no text_config")
+    saved = fields.get("dtype") or fields.get("torch_dtype")
+    return "Gemma3ForCausalLM", {"dtype": saved, **{k: v for k, v in text.items() if v is not None}}
+
+
+def _refuse_variants(architecture: str, fields: Mapping[str, Any]) -> None:
     if fields.get("quantization_config"):
-        raise UnsupportedModelError("quantized Hugging Face checkpoints are not supported")
+        raise UnsupportedModelError(
+            "quantized Hugging Face checkpoints are not supported; supported: float32, float16, "
+            "bfloat16, and quantized GGUF files"
+        )
+    if fields.get("use_bidirectional_attention"):
+        raise UnsupportedModelError(
+            "attention to later tokens is not supported; supported: causal attention"
+        )
+    if architecture != "Phi3ForCausalLM" and partial_rotary_factor(fields) != 1.0:
+        raise UnsupportedModelError(
+            f"rotary over a part of the head is not supported in {architecture}; supported in: "
+            "Phi3ForCausalLM"
+        )
 
 
-def _rope_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the RoPE settings; newer configurations call them `rope_parameters`."""
-    return fields.get("rope_parameters") or fields.get("rope_scaling") or {}
+def _common(architecture: str, fields: Mapping[str, Any]) -> ModelConfig:
+    """Read what all families have."""
+    heads, hidden = int(fields["num_attention_heads"]), int(fields["hidden_size"])
+    saved = fields.get("dtype") or fields.get("torch_dtype")
+    return ModelConfig(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=int(fields["intermediate_size"]),
+        num_layers=int(fields["num_hidden_layers"]),
+        num_heads=heads,
+        num_kv_heads=int(fields.get("num_key_value_heads") or heads),
+        head_dim=int(fields.get("head_dim") or hidden // heads),
+        vocab_size=int(fields["vocab_size"]),
+        max_position_embeddings=int(fields.get("max_position_embeddings", 2048)),
+        rms_norm_eps=float(fields.get("rms_norm_eps", 1e-6)),
+        rope_theta=rope_theta(fields),
+        tie_word_embeddings=bool(fields.get("tie_word_embeddings", False)),
+        rope_scaling=rope_scaling(fields),
+        dtype=None if saved is None else str(saved).removeprefix("torch."),
+        activation=_activation(fields),
+    )
 
 
-def _rope_theta(fields: Mapping[str, Any]) -> float:
-    return float(_rope_fields(fields).get("rope_theta") or fields.get("rope_theta") or 10000.0)
+def _activation(fields: Mapping[str, Any]) -> Literal["silu", "gelu_tanh"]:
+    name = fields.get("hidden_activation") or fields.get("hidden_act") or "silu"
+    if name not in _ACTIVATIONS:
+        supported = ", ".join(str(known) for known in _ACTIVATIONS)
+        raise UnsupportedModelError(f"activation {name!r} is not supported; supported: {supported}")
+    return _ACTIVATIONS[name]
 
 
-def _rope_scaling(fields: Mapping[str, Any]) -> RopeScaling:
-    scaling = _rope_fields(fields)
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    match kind:
-        case "default":
-            return RopeScaling()
-        case "linear":
-            return RopeScaling(kind="linear", factor=float(scaling["factor"]))
-        case "llama3":
-            return RopeScaling(
-                kind="llama3",
-                factor=float(scaling["factor"]),
-                low_freq_factor=float(scaling["low_freq_factor"]),
-                high_freq_factor=float(scaling["high_freq_factor"]),
-                original_max_position_embeddings=int(scaling["original_max_position_embeddings"]),
+def _with_family(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    """Add what only some families have."""
+    replace = msgspec.structs.replace
+    has_bias = bool(fields.get("attention_bias"))
+    match config.architecture:
+        case "LlamaForCausalLM":
+            has_mlp_bias = bool(fields.get("mlp_bias"))
+            return replace(config, qkv_bias=has_bias, output_bias=has_bias, mlp_bias=has_mlp_bias)
+        case "Qwen2ForCausalLM":
+            config = replace(config, qkv_bias=True)
+        case "Qwen3ForCausalLM":
+            config = replace(config, qk_norm=True, qkv_bias=has_bias, output_bias=has_bias)
+        case "Phi3ForCausalLM":
+            rotary_dim = int(config.head_dim * partial_rotary_factor(fields))
+            config = replace(
+                config, rotary_dim=None if rotary_dim == config.head_dim else rotary_dim
             )
+        case "Gemma3ForCausalLM":
+            config = replace(_gemma3(config, fields), qkv_bias=has_bias, output_bias=has_bias)
         case _:
-            raise _unsupported_rope(kind)
+            pass  # Mistral
+    return _with_window(config, fields)
 
 
-def _gguf_rope_scaling(metadata: Mapping[str, Any]) -> RopeScaling:
-    kind = metadata.get("llama.rope.scaling.type", "none")
-    match kind:
-        case "none":
-            return RopeScaling()
-        case "linear":
-            return RopeScaling(kind="linear", factor=float(metadata["llama.rope.scaling.factor"]))
+def _gemma3(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    attention_cap = fields.get("attn_logit_softcapping")
+    logits_cap = fields.get("final_logit_softcapping")
+    return msgspec.structs.replace(
+        config,
+        local_rope_theta=local_rope_theta(fields),
+        qk_norm=True,
+        query_scale=1.0 / math.sqrt(fields["query_pre_attn_scalar"]),
+        embedding_scale=math.sqrt(config.hidden_size),
+        norm_offset=1.0,
+        attention_softcap=None if attention_cap is None else float(attention_cap),
+        logits_softcap=None if logits_cap is None else float(logits_cap),
+    )
+
+
+def _with_window(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
+    layers = _sliding_layers(config, fields)
+    if not any(layers):
+        # the base of the local layers has no meaning without any
+        return msgspec.structs.replace(config, local_rope_theta=None)
+    if fields.get("sliding_window") is None:
+        raise CheckpointError("config.json names layers with a sliding window, but no size of it")
+    window = int(fields["sliding_window"])
+    if window >= config.max_position_embeddings and config.local_rope_theta is None:
+        return config  # it never hides anything
+    return msgspec.structs.replace(
+        config, sliding_window=window, sliding_layers=() if all(layers) else layers
+    )
+
+
+def _sliding_layers(config: ModelConfig, fields: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Return which layers have the window, as each family writes it."""
+    match config.architecture:
+        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
+            if not fields.get("use_sliding_window") or fields.get("sliding_window") is None:
+                return ()
+            first = int(fields["max_window_layers"])
+            default = tuple(layer >= first for layer in range(config.num_layers))
+        case "Gemma3ForCausalLM":
+            pattern = int(
+                fields.get("sliding_window_pattern")
+                or fields.get("_sliding_window_pattern")
+                or _GEMMA3_PATTERN
+            )
+            default = tuple((layer + 1) % pattern != 0 for layer in range(config.num_layers))
         case _:
-            raise _unsupported_rope(kind)
+            default = (fields.get("sliding_window") is not None,) * config.num_layers
+            if len({*_typed_layers(fields), *default}) > 1:
+                raise UnsupportedModelError(
+                    f"sliding windows in some of the layers are not supported in "
+                    f"{config.architecture}; supported: in all or none"
+                )
+            return default
+    typed = _typed_layers(fields)
+    if typed and len(typed) != config.num_layers:
+        raise CheckpointError(f"layer_types names {len(typed)} of {config.num_layers} layers")
+    return typed or default
 
 
-def _unsupported_rope(kind: object) -> UnsupportedModelError:
-    supported = ", ".join(SUPPORTED_ROPE_KINDS)
-    return UnsupportedModelError(f"RoPE scaling {kind!r} is not supported; supported: {supported}")
+def _typed_layers(fields: Mapping[str, Any]) -> tuple[bool, ...]:
+    types = fields.get("layer_types") or ()
+    for kind in types:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(
+                f"layer type {kind!r} is not supported; supported: full_attention, "
+                "sliding_attention"
+            )
+    return tuple(kind == "sliding_attention" for kind in types)

@@ -28,7 +28,7 @@ def index_directory(directory: Path) -> dict[str, TensorEntry]:
     """
     tensors: dict[str, TensorEntry] = {}
     for file in _files(directory):
-        tensors |= _index_file(file)
+        tensors |= index_file(file)
     return tensors
 
 
@@ -46,7 +46,8 @@ def _files(directory: Path) -> list[Path]:
     return files
 
 
-def _index_file(file: Path) -> dict[str, TensorEntry]:
+def index_file(file: Path) -> dict[str, TensorEntry]:
+    """Index every tensor of one safetensors file; raises as `index_directory`."""
     try:
         with regular_file(file).open("rb") as stream:
             (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))

@@ -40,8 +40,10 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_tensor(entry: TensorEntry) -> "NDArray[Any]":
     """Read a whole tensor, see `read_pieces` for the element types."""
-    values = _decode(entry, _read_bytes(entry, 0, entry.num_bytes), entry.num_rows)
-    return values if entry.interleaved_heads is None else _half_split(entry, values)
+    import numpy as np  # noqa: PLC0415
+
+    pieces = [values for _, values in read_pieces(entry)]
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def read_pieces(entry: TensorEntry) -> Iterator[tuple[int, "NDArray[Any]"]]:
@@ -55,15 +57,14 @@ def read_pieces(entry: TensorEntry) -> Iterator[tuple[int, "NDArray[Any]"]]:
         CheckpointError: the file ends too early.
         UnsupportedModelError: the kind cannot be decoded.
     """
-    if entry.interleaved_heads is not None:
-        yield 0, read_tensor(entry)
-        return
     row_bytes = entry.num_bytes // entry.num_rows
-    step = max(1, PIECE_BYTES // max(1, row_bytes))
+    unit = 1 if entry.interleaved_heads is None else entry.num_rows // entry.interleaved_heads
+    step = unit * max(1, PIECE_BYTES // max(1, row_bytes * unit))
     for first in range(0, entry.num_rows, step):
         rows = min(step, entry.num_rows - first)
         content = _read_bytes(entry, first * row_bytes, rows * row_bytes)
-        yield first, _decode(entry, content, rows)
+        values = _decode(entry, content, rows)
+        yield first, values if entry.interleaved_heads is None else _half_split(values, unit)
 
 
 def plain_bytes(kind: str, shape: tuple[int, ...]) -> int:
@@ -126,8 +127,7 @@ def _dequantize(
         raise UnsupportedModelError(f"quantization {kind} is not supported") from error
 
 
-def _half_split(entry: TensorEntry, values: "NDArray[Any]") -> "NDArray[Any]":
+def _half_split(values: "NDArray[Any]", head_rows: int) -> "NDArray[Any]":
     """Undo llama.cpp's row order: pairs that rotate together lie half a head apart again."""
-    heads = entry.interleaved_heads or 1
-    by_pair = values.reshape(heads, entry.num_rows // heads // 2, 2, *entry.shape[1:])
-    return by_pair.swapaxes(1, 2).reshape(entry.shape)
+    by_pair = values.reshape(-1, head_rows // 2, 2, *values.shape[1:])
+    return by_pair.swapaxes(1, 2).reshape(values.shape)

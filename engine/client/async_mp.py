@@ -10,7 +10,7 @@ import uuid
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import zmq
@@ -18,20 +18,21 @@ import zmq.asyncio
 
 from engine.client.collector import RequestOutputCollector
 from engine.client.core_client import (
-    EngineCoreClient,
+    AsyncEngineCoreClient,
     EngineDeadError,
     EngineUnreachableError,
     OnMessage,
     UtilityCallError,
     UtilityTimeoutError,
 )
+from engine.client.hop_halves import received_half, sent_half
 from engine.client.resources import BackgroundResources
 from engine.clock import now_ns
 from engine.wire.addresses import engine_identity, input_address, output_address, parse_identity
 from engine.wire.calls import Call
 from engine.wire.codec import ENGINE_CODEC, UndecodableError
 from engine.wire.header import TraceContext, child_context
-from engine.wire.hops import HopLink, HopReceived, HopRecord, HopSent
+from engine.wire.hops import HopLink, HopRecord
 from engine.wire.messages import (
     AbortReason,
     AbortRequests,
@@ -66,7 +67,7 @@ class _PendingCall:
         self.reply: asyncio.Future[UtilityReply] = asyncio.get_running_loop().create_future()
 
 
-class AsyncMPClient(EngineCoreClient):
+class AsyncMPClient(AsyncEngineCoreClient):
     """Client `name` of the engines that connect to its two sockets in `run_dir`.
 
     Args:
@@ -95,7 +96,7 @@ class AsyncMPClient(EngineCoreClient):
         self._collectors: dict[str, RequestOutputCollector] = {}
         self._calls: dict[str, _PendingCall] = {}
         self._connected: dict[bytes, asyncio.Event] = {}
-        self._resources = BackgroundResources()
+        self._resources = BackgroundResources(zmq.asyncio.Context())
         self._finalizer = weakref.finalize(self, self._resources)
         try:
             context = self._resources.context
@@ -115,10 +116,19 @@ class AsyncMPClient(EngineCoreClient):
             tasks.create_task(self._receive(self._router, identified=True))
 
     def close(self) -> None:
-        """Close the sockets; idempotent. All that is in flight fails."""
-        for engine_id in list(self._epochs):
-            self.fail_engine(engine_id, self._epochs[engine_id], "the client was closed")
+        """Close the sockets and what else was given to it; idempotent. What is in flight fails."""
+        self.fail_all("the client was closed")
         self._finalizer()
+
+    async def aclose(self) -> None:
+        """As `close`, while the loop goes on: what blocks is done in a thread."""
+        self.fail_all("the client was closed")
+        await asyncio.to_thread(self._resources.run_callbacks)
+        self.close()
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Run `callback`, which may not refer to the client, before the sockets are closed."""
+        self._resources.on_close(callback)
 
     # ------------------------------------------------------------ epochs
 
@@ -139,13 +149,18 @@ class AsyncMPClient(EngineCoreClient):
         error = EngineDeadError(engine_id, epoch, reason)
         for request_id, collector in list(self._collectors.items()):
             if collector.engine_id == engine_id and collector.epoch <= epoch:
-                del self._collectors[request_id]
+                self._drop_collector(request_id)
                 collector.fail(error)
         for call_id, call in list(self._calls.items()):
             if call.engine_id == engine_id and call.epoch <= epoch:
                 del self._calls[call_id]
                 if not call.reply.done():
                     call.reply.set_exception(error)
+
+    def fail_all(self, reason: str) -> None:
+        """Fail all that is in flight on any engine."""
+        for engine_id, epoch in list(self._epochs.items()):
+            self.fail_engine(engine_id, epoch, reason)
 
     async def wait_reachable(self, engine_id: str, timeout_s: float) -> bool:
         """Wait until the expected epoch's DEALER is connected; false after `timeout_s`."""
@@ -164,7 +179,7 @@ class AsyncMPClient(EngineCoreClient):
     def add_request(
         self, engine_id: str, request: AddRequest, context: TraceContext, *, external_id: str
     ) -> RequestOutputCollector:
-        """Send a request; see `EngineCoreClient.add_request`."""
+        """Send a request; see `AsyncEngineCoreClient.add_request`."""
         epoch = self._epoch_of(engine_id)
         collector = RequestOutputCollector(request.request_id, engine_id, epoch)
         self._collectors[request.request_id] = collector
@@ -201,12 +216,15 @@ class AsyncMPClient(EngineCoreClient):
 
     def forget(self, request_id: str) -> None:
         """Drop a request's collector; see `EngineCoreClient.forget`."""
-        self._collectors.pop(request_id, None)
+        self._drop_collector(request_id)
+
+    def _drop_collector(self, request_id: str) -> RequestOutputCollector | None:
+        return self._collectors.pop(request_id, None)
 
     async def call(
         self, engine_id: str, call: Call[ResultT], *, timeout_s: float, context: TraceContext
     ) -> ResultT:
-        """Run a utility call; see `EngineCoreClient.call`."""
+        """Run a utility call; see `AsyncEngineCoreClient.call`."""
         epoch = self._epoch_of(engine_id)
         call_id = uuid.uuid4().hex
         pending = self._calls[call_id] = _PendingCall(engine_id, epoch)
@@ -255,18 +273,12 @@ class AsyncMPClient(EngineCoreClient):
         if error is None:
             self.counts.sent[name] += 1
         self._on_hop(
-            HopSent(
-                sender=self.name,
-                sender_epoch=header.sender_epoch,
-                sequence=header.sequence,
-                message=name,
-                destination=engine_id,
-                trace_id=context.trace_id,
-                span_id=context.span_id,
-                parent_id=parent.span_id,
-                flags=context.flags,
+            sent_half(
+                header,
+                name,
+                engine_id,
+                parent,
                 start_ns=start_ns,
-                sent_ns=header.sent_ns,
                 size_bytes=sum(map(len, frames)),
                 links=links,
                 call=call,
@@ -329,14 +341,15 @@ class AsyncMPClient(EngineCoreClient):
         dequeued_ns = now_ns()
         if self._epochs.get(header.sender) != header.engine_epoch:
             self.counts.fenced += 1
-            self._report(incoming, dequeued_ns, "fenced")
+            self._on_hop(received_half(incoming, self.name, dequeued_ns, "fenced"))
             return
         try:
             known = self._dispatch(header.sender, header.engine_epoch, body)
         except Exception:
             logger.exception("handling %s of %s failed", name, header.sender)
             known = True
-        self._report(incoming, dequeued_ns, "ok" if known else "unknown")
+        outcome = "ok" if known else "unknown"
+        self._on_hop(received_half(incoming, self.name, dequeued_ns, outcome))
 
     def _dispatch(self, engine_id: str, epoch: int, body: Body) -> bool:
         match body:
@@ -365,22 +378,5 @@ class AsyncMPClient(EngineCoreClient):
             delivered = True
             collector.put(output)
             if output.finish_reason is not None:
-                del self._collectors[output.request_id]
+                self._drop_collector(output.request_id)
         return delivered
-
-    def _report(self, incoming: Incoming, dequeued_ns: int, outcome: Any) -> None:
-        header = incoming.header
-        self._on_hop(
-            HopReceived(
-                sender=header.sender,
-                sender_epoch=header.sender_epoch,
-                sequence=header.sequence,
-                message=type(incoming.body).__name__,
-                receiver=self.name,
-                received_ns=incoming.received_ns,
-                dequeued_ns=dequeued_ns,
-                done_ns=now_ns(),
-                sent_ns=header.sent_ns,
-                outcome=outcome,
-            )
-        )

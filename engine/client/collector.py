@@ -45,13 +45,20 @@ class RequestOutputCollector(OutputCollector):
 
 def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     """Return one output that says what both say, in order."""
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    if first.logprobs is not None or second.logprobs is not None:
-        logprobs = (first.logprobs or ()) + (second.logprobs or ())
     return msgspec.structs.replace(
         second,
         new_token_ids=first.new_token_ids + second.new_token_ids,
-        logprobs=logprobs,
+        logprobs=_joined(first.logprobs, second.logprobs),
         timeline=second.timeline or first.timeline,
         cached_tokens=max(first.cached_tokens, second.cached_tokens),
+        prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
+        warnings=tuple(dict.fromkeys(first.warnings + second.warnings)),
     )
+
+
+def _joined(
+    first: tuple[TokenLogprobs, ...] | None, second: tuple[TokenLogprobs, ...] | None
+) -> tuple[TokenLogprobs, ...] | None:
+    if first is None and second is None:
+        return None
+    return (first or ()) + (second or ())

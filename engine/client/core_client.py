@@ -45,6 +45,14 @@ class UtilityTimeoutError(EngineClientError):
     """No reply to a utility call by its deadline."""
 
 
+class EngineStartError(EngineClientError):
+    """An engine did not become ready; the message says what it was at and where its log is."""
+
+
+def ignore_message(_engine_id: str, _epoch: int, _message: FromEngine) -> None:
+    """Take no interest in an engine's reports."""
+
+
 class OutputCollector(ABC):
     """The outputs of one request, merged while nobody reads."""
 
@@ -58,7 +66,10 @@ class OutputCollector(ABC):
 
 
 class EngineCoreClient(ABC):
-    """Sends requests and utility calls to engine cores and routes what comes back."""
+    """Sends requests and utility calls to engine cores and routes what comes back.
+
+    This is what all clients share; how answers are taken is of two kinds, see the subclasses.
+    """
 
     @abstractmethod
     def expect(self, engine_id: str, epoch: int) -> None:
@@ -69,7 +80,36 @@ class EngineCoreClient(ABC):
 
     @abstractmethod
     def fail_engine(self, engine_id: str, epoch: int, reason: str) -> None:
-        """The supervisor says that this epoch is dead: fail all that is in flight on it."""
+        """Somebody who knows says that this epoch is dead: fail all that is in flight on it."""
+
+    @abstractmethod
+    def abort(
+        self,
+        engine_id: str,
+        request_ids: tuple[str, ...],
+        reason: AbortReason,
+        context: TraceContext,
+    ) -> None:
+        """Ask the engine to end requests; their last outputs still arrive.
+
+        Raises:
+            EngineDeadError, EngineUnreachableError.
+        """
+
+    @abstractmethod
+    def forget(self, request_id: str) -> None:
+        """Wait no more for a request: later outputs are counted as unknown."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back, engines of its own included; idempotent. What is in flight fails.
+
+        A client that is collected, or whose process ends, does the same.
+        """
+
+
+class AsyncEngineCoreClient(EngineCoreClient):
+    """A client for an event loop: each request has its collector."""
 
     @abstractmethod
     def add_request(
@@ -85,21 +125,43 @@ class EngineCoreClient(ABC):
         """
 
     @abstractmethod
-    def abort(
-        self,
-        engine_id: str,
-        request_ids: tuple[str, ...],
-        reason: AbortReason,
-        context: TraceContext,
-    ) -> None:
-        """Ask the engine to end requests; their last outputs still arrive at their collectors."""
-
-    @abstractmethod
-    def forget(self, request_id: str) -> None:
-        """Drop a request's collector: later outputs are counted as unknown."""
-
-    @abstractmethod
     async def call(
+        self, engine_id: str, call: Call[ResultT], *, timeout_s: float, context: TraceContext
+    ) -> ResultT:
+        """Run a utility call and return its typed result.
+
+        Raises:
+            EngineDeadError, EngineUnreachableError, UtilityCallError, UtilityTimeoutError.
+        """
+
+
+class SyncEngineCoreClient(EngineCoreClient):
+    """A client for one thread: the outputs of all requests come through one method."""
+
+    @abstractmethod
+    def add_request(
+        self, engine_id: str, request: AddRequest, context: TraceContext, *, external_id: str
+    ) -> None:
+        """Send a request.
+
+        Raises:
+            EngineUnreachableError: nothing was sent.
+            EngineDeadError: no epoch of this engine is expected.
+        """
+
+    @abstractmethod
+    def get_outputs(self, timeout_s: float) -> list[RequestOutput]:
+        """Return what has come, waiting for at least one output; none by the time-out: empty.
+
+        Returns at once when nothing is in flight.
+
+        Raises:
+            EngineDeadError: an engine died with requests; raised once for each death, after the
+                outputs that did arrive.
+        """
+
+    @abstractmethod
+    def call(
         self, engine_id: str, call: Call[ResultT], *, timeout_s: float, context: TraceContext
     ) -> ResultT:
         """Run a utility call and return its typed result.

@@ -3,30 +3,56 @@
 `close` runs from `weakref.finalize`, so it must not refer to the client itself.
 """
 
+import logging
+import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from typing import Generic
 
 import zmq
-import zmq.asyncio
+
+from engine.wire.sockets import SocketT
+
+logger = logging.getLogger(__name__)
 
 
-class BackgroundResources:
-    """Sockets, then their context, closed in that order and only once."""
+class BackgroundResources(Generic[SocketT]):
+    """Child processes, threads, sockets, then their context: closed in that order and only once.
 
-    def __init__(self) -> None:
-        self.context = zmq.asyncio.Context()
-        self._stack = ExitStack()
-        self._stack.callback(self.context.destroy, 0)
+    What was registered last is closed first.
+    """
 
-    def own(self, socket: "zmq.asyncio.Socket") -> "zmq.asyncio.Socket":
+    def __init__(self, context: "zmq.Context[SocketT]") -> None:
+        self.context = context
+        self._sockets: list[SocketT] = []
+        self._callbacks: list[Callable[[], object]] = []
+        self._closing = threading.Lock()
+
+    def own(self, socket: SocketT) -> SocketT:
         """Close this socket before the context."""
-        self._stack.callback(socket.close, 0)
+        self._sockets.append(socket)
         return socket
 
-    def on_close(self, callback: Callable[[], None]) -> None:
-        """Run `callback` before anything registered earlier is closed."""
-        self._stack.callback(callback)
+    def hand_over(self, socket: SocketT) -> None:
+        """Leave this socket to its thread, which closes it from now on."""
+        self._sockets.remove(socket)
+
+    def on_close(self, callback: Callable[[], object]) -> None:
+        """Run `callback` before anything registered earlier, and before any socket is closed."""
+        self._callbacks.append(callback)
+
+    def run_callbacks(self) -> None:
+        """Do the part of closing that blocks and touches no socket."""
+        while self._callbacks:
+            callback = self._callbacks.pop()
+            try:
+                callback()
+            except Exception:
+                logger.exception("a part of a client could not be closed")
 
     def __call__(self) -> None:
-        """Close everything."""
-        self._stack.close()
+        """Close everything; a part that fails does not keep the others."""
+        with self._closing:
+            self.run_callbacks()
+            while self._sockets:
+                self._sockets.pop().close(0)
+            self.context.destroy(0)

@@ -14,7 +14,6 @@ class Accounts:
     prompt_tokens: int = 0
     """Computed by prefill, recomputed ones included."""
     generation_tokens: int = 0
-    cached_tokens: int = 0
     preemptions: int = 0
     finished: Counter[str] = field(default_factory=lambda: Counter())
     """Ended requests of clients, by finish reason."""

@@ -5,9 +5,13 @@ Plain values, no torch: the scheduler can be tested without a model.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from engine.wire.calls import AdapterList, AdapterState, AdapterUnloaded, LoadAdapter
 from engine.wire.messages import RequestError, SamplingParams, TokenLogprobs
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); units are bytes."""
@@ -42,12 +46,15 @@ class TokenMask(Protocol):
     """Which tokens a request's grammar allows next."""
 
     def begin_mask(self) -> None:
-        """Start computing the next token's mask in the background; called before the forward pass."""
+        """Start computing the next token's mask in the background, before the forward pass."""
         ...
 
     def mask(self) -> Any:
-        """Return it, waiting if need be: int32 array `[ceil(vocab / 32)]`, bit `i % 32` of word
-        `i // 32` says whether token `i` may come."""
+        """Return it, waiting if need be.
+
+        An int32 array `[ceil(vocab / 32)]`: bit `i % 32` of word `i // 32` says whether token `i`
+        may come.
+        """
         ...
 
 
@@ -105,7 +112,7 @@ class ScheduledRequest:
     """How many of `token_ids` are guesses: the step samples after the last known token and after
     each guess, and keeps what follows right guesses."""
     history: Sequence[int] = ()
-    """Prompt and output so far, without drafts; the request's own list: do not keep or change it."""
+    """Prompt and output so far, without drafts; the request's own list: not to be kept."""
     num_prompt_tokens: int = 0
     window_table: Sequence[int] = ()
     """KV blocks of the sliding-window layers, by the same index as `block_table`; entries before
@@ -177,11 +184,75 @@ class ModelFacts:
     """KV blocks of the sliding-window layers; 0: there are none."""
 
 
+@dataclass(slots=True, frozen=True)
+class AdapterCounts:
+    """How many adapters an engine holds."""
+
+    loaded: int
+    active: int
+    """In the slots from which a step can use them."""
+
+
+class AdapterRefusedError(Exception):
+    """An adapter call cannot be done; `code` is one of `UtilityError`'s."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class AdapterLoading(Protocol):
+    """A `LoadAdapter` under way: one of `state` and `refusal` is set when it is done."""
+
+    @property
+    def state(self) -> AdapterState | None:
+        """The adapter that requests can use."""
+        ...
+
+    @property
+    def refusal(self) -> str | None:
+        """What is wrong with it."""
+        ...
+
+    def abandon(self) -> None:
+        """Nobody waits for it any longer: it will change nothing."""
+        ...
+
+
 class AdapterStore(Protocol):
     """The LoRA adapters of one engine. All calls come from the loop thread."""
 
+    @property
+    def counts(self) -> AdapterCounts:
+        """How many adapters there are."""
+        ...
+
     def lease(self, name: str) -> AdapterLease | None:
         """Take hold of what is loaded under a name; None when nothing is."""
+        ...
+
+    def load(self, call: LoadAdapter) -> AdapterLoading:
+        """Begin to read an adapter; raises AdapterRefusedError when it cannot even begin."""
+        ...
+
+    def unload(self, name: str) -> AdapterUnloaded:
+        """Take a name away; raises AdapterRefusedError."""
+        ...
+
+    def pin(self, name: str, *, pinned: bool) -> AdapterState:
+        """Keep an adapter in its slot, or stop doing so; raises AdapterRefusedError."""
+        ...
+
+    def list(self) -> AdapterList:
+        """Report every loaded adapter."""
+        ...
+
+    def advance(self) -> None:
+        """Take in what has been read in the background; called at every turn of the loop."""
+        ...
+
+    def close(self) -> None:
+        """End the background thread."""
         ...
 
 
@@ -190,6 +261,17 @@ class ModelRunner(Protocol):
 
     def load(self, progress: Progress) -> ModelFacts:
         """Read the weights, allocate the KV cache, warm up. Raises ConfigError."""
+        ...
+
+    def tokenizer(self) -> "Tokenizer":
+        """Build the model's tokenizer, for grammars. Any thread may call it."""
+        ...
+
+    def adapter_store(self, on_ready: Callable[[], None]) -> AdapterStore | None:
+        """Make the store of LoRA adapters, once, after `load`; None: the engine takes none.
+
+        `on_ready` is called from any thread when something of it has become ready.
+        """
         ...
 
     def execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:

@@ -1,5 +1,6 @@
 """When a request is over, and which tokens would end it too early."""
 
+from engine.core.batch import RequestGrammar
 from engine.core.request import Ending, EngineRequest
 from engine.wire.messages import FinishReason, RequestError
 
@@ -37,11 +38,18 @@ def ending_of(request: EngineRequest, max_len: int) -> Ending | None:
         max_len: Most tokens, prompt included, that a request may have.
     """
     token_id = request.token_ids[-1]
-    may_end = request.num_output_tokens > request.sampling.min_tokens
-    if may_end and token_id in request.end_token_ids:
+    if request.grammar is not None and _completes(request.grammar, token_id, request):
         return Ending(FinishReason.STOP, stop_token_id=token_id)
-    if request.num_output_tokens >= request.sampling.max_tokens:
+    num_output, sampling = request.num_output_tokens, request.sampling
+    if token_id in request.end_token_ids and num_output > sampling.min_tokens:
+        return Ending(FinishReason.STOP, stop_token_id=token_id)
+    if num_output >= sampling.max_tokens:
         return Ending(FinishReason.LENGTH)
     if len(request.token_ids) >= max_len:
         return Ending(FinishReason.LENGTH)
     return None
+
+
+def _completes(grammar: RequestGrammar, token_id: int, request: EngineRequest) -> bool:
+    """Whether a grammar's output is complete: nothing but end tokens could follow."""
+    return token_id in request.eos_token_ids and grammar.is_finished

@@ -11,28 +11,26 @@ from engine.clock import now_ns
 from engine.config import EngineConfig
 from engine.core.accounts import Accounts
 from engine.core.batch import (
+    AdapterStore,
     DeviceFatalError,
     ModelFacts,
     ModelRunner,
     ScheduledRequest,
     StepResult,
 )
-from engine.core.block_pool import BlockPool
-from engine.core.bounds import complaint
 from engine.core.canary import canary_tokens
-from engine.core.endings import ABORTED, CLIENT_CUT_OFF, REJECTED_ASLEEP, failed
+from engine.core.endings import ABORTED, CLIENT_CUT_OFF
+from engine.core.intake import Intake
 from engine.core.mail import CutOff, Outcome, Received, Shell, received_half, under
 from engine.core.power import Power
 from engine.core.request import (
     Ending,
     EngineRequest,
-    Owner,
     Produced,
     StepTimes,
-    engine_request,
     produced_end,
 )
-from engine.core.scheduler import Limits, Plan, Scheduler
+from engine.core.scheduler import Plan, make_scheduler
 from engine.core.utilities import Utilities
 from engine.wire.header import Header, TraceContext, new_context
 from engine.wire.hops import HopLink, StepRecord
@@ -66,15 +64,21 @@ class EngineCore:
         self.clock = clock
         self.step_number = 0
         self.accounts = Accounts()
-        self.accepting = True
-        """False: new requests are rejected as asleep."""
-        pool = BlockPool(facts.num_blocks, config.block_size)
-        limits = Limits(config.max_num_seqs, config.max_num_batched_tokens, facts.max_model_len)
-        self.scheduler = Scheduler(limits, pool)
+        self.scheduler = make_scheduler(config, facts)
+        self.adapters: AdapterStore | None = runner.adapter_store(shell.wake)
+        self.intake = Intake(
+            config,
+            facts,
+            self.scheduler,
+            self.adapters,
+            tokenizer=runner.tokenizer,
+            on_ready=shell.wake,
+        )
         self.power = Power(
             runner,
             facts.weights_bytes,
-            canary=lambda: canary_tokens(runner, pool, facts.vocab_size),
+            canary=lambda: canary_tokens(runner, self.scheduler, facts.vocab_size),
+            forget=self._forget_cached,
             clock=clock,
         )
         self.utilities = Utilities(self)
@@ -84,7 +88,16 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would compute something."""
-        return bool(self.scheduler.requests)
+        return self.scheduler.has_runnable
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new requests are taken; false: they are rejected as asleep."""
+        return self.intake.accepting
+
+    @accepting.setter
+    def accepting(self, accepting: bool) -> None:
+        self.intake.accepting = accepting
 
     @property
     def phase(self) -> str:
@@ -93,19 +106,35 @@ class EngineCore:
             return "asleep"
         if self.utilities.falling_asleep:
             return "sleep"
-        return "step" if self.has_work else "idle"
+        return "step" if self.scheduler.requests else "idle"
 
     def resident_bytes(self) -> int:
         """Memory that the engine holds now."""
         return self._runner.resident_bytes()
+
+    def shut_down(self) -> None:
+        """Refuse what is pending and end the background threads: the engine ends."""
+        self.utilities.shut_down()
+        self.intake.close()
+
+    def _forget_cached(self) -> None:
+        """The engine falls asleep: what is only there to be fast goes too."""
+        self.scheduler.reset_prefix_cache()
+        self.intake.grammars.clear()
 
     # ------------------------------------------------------------ one step
 
     def step(self) -> None:
         """Compute one step of all running requests and send what came out."""
         started_ns = self.clock()
-        self.step_number += 1
         plan = self.scheduler.schedule(started_ns)
+        if not plan.batch:  # all wait for something that is being prepared
+            self.publish(plan.ended, new_context())
+            return
+        self.step_number += 1
+        for share in plan.batch:
+            if share.samples and share.grammar is not None:
+                share.grammar.begin_mask()  # while the model runs
         scheduled_ns = self.clock()
         result = self._execute(plan.batch)
         executed_ns = self.clock()
@@ -113,13 +142,11 @@ class EngineCore:
         produced = self.scheduler.update(plan, result, times)
 
         context = new_context()
-        self.publish([*plan.expired, *produced], context)
+        self.publish([*plan.ended, *produced], context)
         self._record_step(plan, context, times, scheduled_ns)
 
     def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         """Run the batch; when it fails, run each request alone, so that only the bad ones fail."""
-        if not batch:
-            return StepResult()
         try:
             return self._runner.execute(batch)
         except DeviceFatalError:
@@ -142,6 +169,7 @@ class EngineCore:
             return
         result.token_ids.update(alone.token_ids)
         result.logprobs.update(alone.logprobs)
+        result.prompt_logprobs.update(alone.prompt_logprobs)
         result.faults.update(alone.faults)
 
     def _record_step(
@@ -163,7 +191,7 @@ class EngineCore:
                 prefill_tokens=plan.prefill_tokens,
                 decode_tokens=plan.decode_tokens,
                 requests=len(plan.batch),
-                used_blocks=self.scheduler.pool.num_used,
+                used_blocks=self.scheduler.counts.used_blocks,
                 preempted=plan.preempted,
             )
         )
@@ -221,27 +249,11 @@ class EngineCore:
         return "ok", self.clock()
 
     def _admit(self, mail: Received, message: AddRequest, now: int) -> None:
-        header = mail.header
-        owner = Owner(mail.client, header.sender, header.sender_epoch)
-        eos_token_ids = self.facts.eos_token_ids
-        request = engine_request(message, owner, header.context, eos_token_ids, now)
-        refusal = self._refusal(message, request)
+        request, refusal = self.intake.admit(mail, message, now)
         if refusal is None:
             self.scheduler.add(request)
         else:
-            self.publish([produced_end(request, refusal, now)], header.context)
-
-    def _refusal(self, message: AddRequest, request: EngineRequest) -> Ending | None:
-        if not self.accepting:
-            return REJECTED_ASLEEP
-        try:
-            wrong = complaint(message, self.facts.vocab_size)
-        except Exception:
-            logger.exception("a request could not be checked")
-            return failed("internal_error", "the engine could not check this request")
-        if wrong is not None:
-            return failed("invalid_request", wrong)
-        return self.scheduler.refusal(request)
+            self.publish([produced_end(request, refusal, now)], mail.header.context)
 
     def _abort(self, header: Header, message: AbortRequests) -> None:
         requests = self.scheduler.requests

@@ -32,7 +32,12 @@ class StopRequested:
     """A signal asks the loop to end."""
 
 
-Mail = Received | CutOff | StopRequested
+@dataclass(slots=True, frozen=True)
+class WakeUp:
+    """Something that was prepared in the background is there: look again."""
+
+
+Mail = Received | CutOff | StopRequested | WakeUp
 Outcome = Literal["ok", "fenced", "undecodable", "unknown"]
 
 
@@ -66,6 +71,10 @@ class Shell(Protocol):
 
     def beat(self, phase: str) -> None:
         """Send a heartbeat now: something long begins."""
+        ...
+
+    def wake(self) -> None:
+        """Make the loop look again; any thread may call it."""
         ...
 
 

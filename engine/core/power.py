@@ -19,6 +19,7 @@ class Power:
         runner: The model, loaded.
         weights_bytes: Size of its weights.
         canary: Generates a few greedy tokens; those of the first call are the right ones.
+        forget: Called when the KV cache's content is gone.
         clock: Nanoseconds.
     """
 
@@ -27,12 +28,14 @@ class Power:
         runner: ModelRunner,
         weights_bytes: int,
         canary: Callable[[], tuple[int, ...]],
+        forget: Callable[[], object],
         clock: Callable[[], int],
     ) -> None:
         self.level: SleepLevel = 0
         self._runner = runner
         self._weights_bytes = weights_bytes
         self._canary = canary
+        self._forget = forget
         self._clock = clock
         self._right_tokens = canary()
 
@@ -44,6 +47,7 @@ class Power:
             level = self.level
         else:
             self.level = level  # set first: half released is not awake either
+            self._forget()
             self._runner.release(level)
         after = self._runner.resident_bytes()
         return SleepReport(

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from engine.core.batch import ConfigError, DeviceFatalError, ModelFacts, ModelRunner
 from engine.core.input_thread import InputThread
 from engine.core.loop import EngineCore
-from engine.core.mail import Mail, Outgoing, StopRequested
+from engine.core.mail import Mail, Outgoing, StopRequested, WakeUp
 from engine.core.output_thread import OutputThread
 from engine.core.records import RecordBuffer
 from engine.core.reports import Reporter, SocketAccounts
@@ -120,7 +120,7 @@ class EngineCoreProc:
 
     def _close(self, last_words: EngineDead) -> None:
         if self._reporter.core is not None:
-            self._reporter.core.utilities.shut_down()
+            self._reporter.core.shut_down()
         while self._reporter.send_records():
             continue
         self._post_all(last_words)
@@ -164,6 +164,11 @@ class EngineCoreProc:
             kv_cache_bytes=facts.kv_cache_bytes,
             resident_bytes=core.resident_bytes(),
             phases=self._reporter.phases.finish(now_ns()),
+            dtype_reason=facts.dtype_reason,
+            max_loras=self._config.max_loras,
+            max_lora_rank=self._config.max_lora_rank if self._config.max_loras else 0,
+            sliding_window=facts.sliding_window,
+            num_window_blocks=facts.num_window_blocks,
         )
 
     # ------------------------------------------------------------ the loop
@@ -171,7 +176,7 @@ class EngineCoreProc:
     def _serve(self, core: EngineCore) -> None:
         while not self._stopping:
             self._take_mail(core)
-            if core.has_work:
+            if core.scheduler.requests:  # a step also ends those whose deadline has passed
                 core.step()
             core.utilities.advance()
             self._reporter.tick(core)
@@ -186,7 +191,7 @@ class EngineCoreProc:
             except queue.Empty:
                 return
             timeout_s = 0.0
-            if not isinstance(mail, StopRequested):
+            if not isinstance(mail, StopRequested | WakeUp):
                 core.take(mail)
 
     def _check_threads(self) -> None:
@@ -207,6 +212,10 @@ class EngineCoreProc:
     def beat(self, phase: str) -> None:
         """Send a heartbeat now."""
         self._reporter.beat(phase)
+
+    def wake(self) -> None:
+        """Make the loop look again; any thread may call it."""
+        self._mail.put(WakeUp())
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Report how far a start or a wake is.

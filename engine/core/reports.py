@@ -156,6 +156,7 @@ class Reporter:
                 running=core.scheduler.num_running if core else 0,
                 waiting=core.scheduler.num_waiting if core else 0,
                 last_token_ns=core.accounts.last_token_ns if core else None,
+                is_blocked=core is not None and not core.has_work,
             )
         )
 
@@ -172,18 +173,20 @@ class Reporter:
 
     def _engine_stats(self, core: EngineCore) -> EngineStats:
         accounts, scheduler, sockets = core.accounts, core.scheduler, self._sockets
+        counts, grammars = scheduler.counts, core.intake.grammars.counts
+        adapters = core.adapters.counts if core.adapters else None
         return EngineStats(
             step=core.step_number,
             running=scheduler.num_running,
             waiting=scheduler.num_waiting,
             sleep_level=core.power.level,
-            num_blocks=scheduler.pool.num_blocks,
-            used_blocks=scheduler.pool.num_used,
+            num_blocks=counts.num_blocks,
+            used_blocks=counts.used_blocks,
             resident_bytes=core.resident_bytes(),
             cpu_seconds=time.process_time(),
             prompt_tokens=accounts.prompt_tokens,
             generation_tokens=accounts.generation_tokens,
-            cached_tokens=accounts.cached_tokens,
+            cached_tokens=counts.cached_tokens,
             preemptions=accounts.preemptions,
             finished=dict(accounts.finished),
             sent=dict(sockets.sent.sent),
@@ -193,4 +196,15 @@ class Reporter:
             clients_cut_off=sockets.clients_cut_off(),
             records_dropped=self._records.dropped,
             step_seconds=accounts.step_ns / 1e9,
+            prefix_queried_tokens=counts.prefix_queried_tokens,
+            cached_blocks=counts.cached_blocks,
+            evicted_blocks=counts.evicted_blocks,
+            drafted_tokens=counts.drafted_tokens,
+            accepted_tokens=counts.accepted_tokens,
+            grammars_compiled=grammars.compiled,
+            grammars_refused=grammars.refused,
+            adapters_loaded=adapters.loaded if adapters else 0,
+            adapters_active=adapters.active if adapters else 0,
+            length_predictions=counts.length_predictions,
+            length_error_tokens=counts.length_error_tokens,
         )

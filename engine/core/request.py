@@ -1,7 +1,11 @@
 """A request as the engine sees it: its tokens, its KV blocks and its timeline."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from engine.core.batch import AdapterLease, Prerequisite, RequestGrammar
 from engine.wire.calls import RequestState
 from engine.wire.header import TraceContext
 from engine.wire.messages import (
@@ -48,10 +52,39 @@ class EngineRequest:
     deadline_ns: int | None = None
     priority: int = 0
     tenant: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    """The model's end tokens: a finished grammar ends with one even if the request ignores them."""
+    adapter: AdapterLease | None = None
+    grammar: RequestGrammar | None = None
+    cache_salt: str | None = None
+    arrival: int = 0
+    """Its place in the order of arrivals; set by the scheduler."""
     running: bool = False
+    in_step: bool = False
+    """In the step that is being computed: its blocks are in use whatever becomes of it."""
+    is_over: bool = False
     num_computed_tokens: int = 0
     """Tokens whose keys and values are in the cache."""
     block_table: list[int] = field(default_factory=list)
+    window_table: list[int] = field(default_factory=list)
+    """Blocks of the sliding-window layers, by the same index; -1 before the window."""
+    num_passed_blocks: int = 0
+    """Leading entries of `window_table` that are -1."""
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_registered_blocks: int = 0
+    """Leading blocks that the prefix cache knows."""
+    growth_blocks: int = 0
+    """Blocks that it will still need, by the prediction of its length."""
+    predicted_tokens: int | None = None
+    """Output that was predicted when it was first admitted."""
+    overtaken: int = 0
+    """Requests that were admitted before it while no place for its adapter was free."""
+    cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache at the first admission."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Collected over the chunks of the prompt."""
     preemptions: int = 0
     scheduled_ns: int | None = None
     first_token_ns: int | None = None
@@ -71,6 +104,21 @@ class EngineRequest:
     def num_uncomputed_tokens(self) -> int:
         """Tokens that are known but not in the cache yet; 1 while decoding."""
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def prerequisites(self) -> tuple[Prerequisite, ...]:
+        """What must be ready before it can run."""
+        return tuple(need for need in (self.adapter, self.grammar) if need is not None)
+
+    @property
+    def adapter_hash(self) -> str | None:
+        """Identity of its adapter's content."""
+        return None if self.adapter is None else self.adapter.content_hash
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether logprobs of its prompt are wanted and not told yet."""
+        return self.sampling.prompt_logprobs is not None and self.num_output_tokens == 0
 
     def note_share(self, tokens: int, step: "StepTimes", *, prefill: bool) -> None:
         """Write a step that computed `tokens` of this request into the timeline."""
@@ -104,6 +152,7 @@ class EngineRequest:
         """Forget what was computed: its blocks went to another request."""
         self.num_computed_tokens = 0
         self.running = False
+        self.prompt_logprobs.clear()
         self.preemptions += 1
         if len(self.preempted_ns) < MAX_PREEMPTIONS_TOLD:
             self.preempted_ns.append(at_ns)
@@ -128,6 +177,9 @@ class EngineRequest:
             chunks=tuple(self.chunks),
             preempted_ns=tuple(self.preempted_ns),
             max_batch=self.max_batch,
+            cached_tokens=self.cached_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
         )
 
     def state(self, now_ns: int) -> RequestState:
@@ -172,12 +224,15 @@ class Produced:
     output: RequestOutput
 
 
-def engine_request(
+def engine_request(  # noqa: PLR0913 - a request is made of all of these
     message: AddRequest,
     owner: Owner | None,
     context: TraceContext,
     eos_token_ids: tuple[int, ...],
     received_ns: int,
+    *,
+    adapter: AdapterLease | None = None,
+    grammar: RequestGrammar | None = None,
 ) -> EngineRequest:
     """Make the engine's request of a client's message."""
     sampling = message.sampling
@@ -193,35 +248,67 @@ def engine_request(
         deadline_ns=message.deadline_ns,
         priority=message.priority,
         tenant=message.tenant,
+        eos_token_ids=eos_token_ids,
+        adapter=adapter,
+        grammar=grammar,
+        cache_salt=message.cache_salt,
     )
 
 
-def produced_token(
-    request: EngineRequest, logprobs: TokenLogprobs | None, ending: Ending | None, at_ns: int
+def produced_tokens(
+    request: EngineRequest,
+    count: int,
+    logprobs: Sequence[TokenLogprobs] | None,
+    ending: Ending | None,
+    at_ns: int,
 ) -> Produced:
-    """Report the newest token of a request, and its end if it is the last one."""
-    first = request.num_output_tokens == 1
-    return Produced(
-        request,
-        RequestOutput(
-            request_id=request.request_id,
-            new_token_ids=(request.token_ids[-1],),
-            logprobs=None if logprobs is None else (logprobs,),
-            finish_reason=ending.reason if ending else None,
-            stop_token_id=ending.stop_token_id if ending else None,
-            timeline=request.timeline(at_ns if ending else None) if first or ending else None,
-        ),
+    """Report the newest `count` tokens of a request, and its end if they are the last ones."""
+    if request.num_output_tokens == count:
+        return _produced_first(request, count, logprobs, ending, at_ns)
+    output = RequestOutput(
+        request_id=request.request_id,
+        new_token_ids=tuple(request.token_ids[-count:]),
+        logprobs=None if logprobs is None else tuple(logprobs),
+    )
+    return Produced(request, output if ending is None else _ended(request, output, ending, at_ns))
+
+
+def _produced_first(
+    request: EngineRequest,
+    count: int,
+    logprobs: Sequence[TokenLogprobs] | None,
+    ending: Ending | None,
+    at_ns: int,
+) -> Produced:
+    """Report a request's first tokens, and what is told with them."""
+    wants = request.sampling.prompt_logprobs is not None
+    output = RequestOutput(
+        request_id=request.request_id,
+        new_token_ids=tuple(request.token_ids[-count:]),
+        logprobs=None if logprobs is None else tuple(logprobs),
+        timeline=request.timeline(),
+        cached_tokens=request.cached_tokens,
+        prompt_logprobs=tuple(request.prompt_logprobs) if wants else None,
+        warnings=request.grammar.warnings if request.grammar else (),
+    )
+    request.prompt_logprobs.clear()
+    return Produced(request, output if ending is None else _ended(request, output, ending, at_ns))
+
+
+def _ended(
+    request: EngineRequest, output: RequestOutput, ending: Ending, at_ns: int
+) -> RequestOutput:
+    return replace(
+        output,
+        finish_reason=ending.reason,
+        stop_token_id=ending.stop_token_id,
+        error=ending.error,
+        timeline=request.timeline(at_ns),
+        cached_tokens=request.cached_tokens,
     )
 
 
 def produced_end(request: EngineRequest, ending: Ending, at_ns: int) -> Produced:
     """Report a request's end without a token."""
-    return Produced(
-        request,
-        RequestOutput(
-            request_id=request.request_id,
-            finish_reason=ending.reason,
-            error=ending.error,
-            timeline=request.timeline(at_ns),
-        ),
-    )
+    output = RequestOutput(request_id=request.request_id)
+    return Produced(request, _ended(request, output, ending, at_ns))

@@ -1,15 +1,15 @@
 """The model on its device: loads it, runs steps, gives its memory back and takes it again."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from engine.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
 from engine.config import EngineConfig
+from engine.core.adapters import AdapterStore, make_adapter_store
 from engine.core.batch import (
     ConfigError,
     DeviceFatalError,
@@ -19,30 +19,25 @@ from engine.core.batch import (
     StepResult,
 )
 from engine.core.dtype import DtypeChoice, UnknownDtypeError, choose_dtype
+from engine.core.forward import LoadedModel, run_step
 from engine.core.kv_cache import CacheSize, allocate_cache, plan_cache
 from engine.core.memory import resident_bytes, trim
 from engine.core.sampler import Sampler
-from engine.core.step_input import Bounds, pack, problem_of
+from engine.core.step_input import Bounds, problem_of
 from engine.core.weights import WeightLoader
-from engine.kernels.backend import KernelBackend, LayerCache
+from engine.kernels.backend import KernelBackend
 from engine.kernels.select import select_backend
-from engine.models import llama
-from engine.models.llama import LlamaModel
+from engine.layers.linear import StepAdapters
+from engine.models.registry import family_of
 from engine.wire.messages import SamplingParams
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
 _WARM_UP_ROWS = (1, 16, 64)
 """Prompt lengths run once, so that the first request meets no first-time costs."""
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """What `release` drops."""
-
-    model: LlamaModel
-    caches: list[LayerCache]
-    weights_bytes: int
 
 
 class TorchRunner:
@@ -62,7 +57,8 @@ class TorchRunner:
         self._dtype = DtypeChoice(torch.bfloat16)
         self._cache_size: CacheSize | None = None
         self._bounds = Bounds(0, 0, 0, 1)
-        self._loaded: _Loaded | None = None
+        self._loaded: LoadedModel | None = None
+        self._adapters: AdapterStore | None = None
 
     def load(self, progress: Progress) -> ModelFacts:
         """Read the weights, allocate the KV cache, warm up.
@@ -83,10 +79,33 @@ class TorchRunner:
         size = plan_cache(self._config, checkpoint.config, self._dtype.dtype, self._device)
         self._cache_size = size
         self._bounds = Bounds(
-            checkpoint.config.vocab_size, size.max_model_len, size.num_blocks, size.block_size
+            vocab_size=checkpoint.config.vocab_size,
+            max_model_len=size.max_model_len,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            num_window_blocks=size.num_window_blocks,
+            sliding_window=size.sliding_window,
         )
         loaded = self._fill(progress)
         return self._facts(checkpoint, loaded, size)
+
+    def tokenizer(self) -> "Tokenizer":
+        """Build the model's tokenizer."""
+        return self._open().tokenizer()
+
+    def adapter_store(self, on_ready: Callable[[], None]) -> AdapterStore | None:
+        """Make the store of LoRA adapters; see `ModelRunner.adapter_store`."""
+        if self._config.max_loras:
+            config = self._open().config
+            self._adapters = make_adapter_store(
+                self._config,
+                config,
+                family_of(config).parameters(config),
+                self._backend(),
+                self._device,
+                on_ready,
+            )
+        return self._adapters
 
     def execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         """Run one step; a request whose values are out of bounds becomes a fault of its own.
@@ -111,8 +130,10 @@ class TorchRunner:
         return result
 
     def release(self, level: Literal[1, 2]) -> None:
-        """Drop weights and KV cache; level 2 drops the checkpoint's index too."""
+        """Drop weights, KV cache and adapters; level 2 drops the checkpoint's index too."""
         self._loaded = None
+        if self._adapters is not None:
+            self._adapters.release_memory()
         if level == 2:  # noqa: PLR2004
             self._checkpoint = None
         trim(self._device)
@@ -125,6 +146,8 @@ class TorchRunner:
         """
         if self._loaded is None:
             self._fill(progress)
+            if self._adapters is not None:
+                self._adapters.restore()
 
     def resident_bytes(self) -> int:
         """Return the process's resident set on the CPU, else bytes on the device."""
@@ -138,24 +161,27 @@ class TorchRunner:
                 raise ConfigError(str(error)) from error
         return self._checkpoint
 
-    def _fill(self, progress: Progress) -> _Loaded:
+    def _fill(self, progress: Progress) -> LoadedModel:
         """Load weights, make the cache and warm up, reporting each phase."""
         checkpoint, size = self._open(), self._size()
         config, dtype, device = checkpoint.config, self._dtype.dtype, self._device
-        kernels = self._backend()
+        kernels, family = self._backend(), family_of(config)
         loader = WeightLoader(
             checkpoint, dtype, device, lambda done, total: progress("weights", done, total)
         )
         try:
-            weights = loader.load(llama.parameters(config), kernels)
+            weights = loader.load(family.parameters(config), kernels)
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
         progress("kv_cache", 0, size.total_bytes)
         caches = allocate_cache(size, config, dtype, device)
         progress("kv_cache", size.total_bytes, size.total_bytes)
-        self._loaded = _Loaded(
-            model=LlamaModel(config, weights, kernels, size.max_model_len),
+        self._loaded = LoadedModel(
+            decoder=family.build(config, weights, kernels, size.max_model_len),
             caches=caches,
+            kernels=kernels,
+            bounds=self._bounds,
+            device=device,
             weights_bytes=weights.num_bytes,
         )
         self._warm_up(progress)
@@ -173,11 +199,12 @@ class TorchRunner:
         progress("warm_up", 0, len(lengths) + 1)
         if not self._is_tuned:
             model = self._open().config
-            self._backend().prepare(llama.shapes(model, self._dtype.dtype, self._device))
+            shapes = family_of(model).shapes(model, self._dtype.dtype, self._device)
+            self._backend().prepare(shapes)
             self._is_tuned = True
         for done, length in enumerate(lengths, start=1):
             progress("warm_up", done, len(lengths) + 1)
-            self._run([_warm_up_request(length, size.block_size)])
+            self._run([_warm_up_request(length, size)])
         self._clear_blocks(-(-max(lengths) // size.block_size))
         progress("warm_up", len(lengths) + 1, len(lengths) + 1)
 
@@ -190,20 +217,21 @@ class TorchRunner:
     def _run(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         """Compute a batch; what torch raises when the device is lost is made fatal."""
         try:
-            return self._compute(batch)
+            return run_step(self._alive(), self._sampler, batch, self._step_adapters(batch))
         except torch.AcceleratorError as error:
             raise DeviceFatalError(str(error)) from error
 
-    @torch.inference_mode()
-    def _compute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
-        loaded, kernels = self._alive(), self._kernels
-        assert kernels is not None
-        packed = pack(batch, kernels, self._bounds.block_size, self._device)
-        logits = loaded.model.forward(packed, loaded.caches)
-        sampling = [request for request in batch if request.samples]
-        return self._sampler.sample(logits, sampling) if sampling else StepResult()
+    def _step_adapters(self, batch: Sequence[ScheduledRequest]) -> StepAdapters | None:
+        if self._adapters is None:
+            return None
+        rows: list[tuple[int, int, str | None]] = []
+        num_rows = 0
+        for request in batch:
+            rows.append((num_rows, len(request.token_ids), request.adapter))
+            num_rows += len(request.token_ids)
+        return self._adapters.for_step(rows, num_rows)
 
-    def _alive(self) -> _Loaded:
+    def _alive(self) -> LoadedModel:
         assert self._loaded is not None, "the runner holds no model"
         return self._loaded
 
@@ -211,7 +239,7 @@ class TorchRunner:
         assert self._cache_size is not None, "load() was not called"
         return self._cache_size
 
-    def _facts(self, checkpoint: Checkpoint, loaded: _Loaded, size: CacheSize) -> ModelFacts:
+    def _facts(self, checkpoint: Checkpoint, loaded: LoadedModel, size: CacheSize) -> ModelFacts:
         assert self._kernels is not None
         return ModelFacts(
             architecture=checkpoint.architecture,
@@ -224,6 +252,9 @@ class TorchRunner:
             kv_cache_bytes=size.total_bytes,
             num_blocks=size.num_blocks,
             eos_token_ids=checkpoint.eos_token_ids,
+            dtype_reason=self._dtype.reason,
+            sliding_window=size.sliding_window,
+            num_window_blocks=size.num_window_blocks,
         )
 
 
@@ -239,13 +270,18 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _warm_up_request(length: int, block_size: int) -> ScheduledRequest:
+def _warm_up_request(length: int, size: CacheSize) -> ScheduledRequest:
+    blocks = range(-(-length // size.block_size))
+    token_ids = [0] * length
     return ScheduledRequest(
         request_id="warm-up",
-        token_ids=[0] * length,
+        token_ids=token_ids,
         start_position=0,
-        block_table=list(range(-(-length // block_size))),
+        block_table=blocks,
         samples=True,
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
         num_output_tokens=0,
+        history=token_ids,
+        num_prompt_tokens=length,
+        window_table=blocks if size.sliding_window else (),
     )

@@ -13,13 +13,23 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.accounts import Accounts
-from engine.core.batch import DeviceFatalError, ModelFacts
+from engine.core.adapter_calls import AdapterCalls
+from engine.core.batch import AdapterStore, DeviceFatalError, ModelFacts
 from engine.core.endings import ABORTED, ABORTED_ASLEEP, REJECTED_ASLEEP
 from engine.core.mail import Received, Shell, received_half, under
 from engine.core.power import Power
 from engine.core.request import Ending, EngineRequest, engine_request
 from engine.core.scheduler import Scheduler
-from engine.wire.calls import DumpState, EngineState, Ping, Pong, Sleep, Wake
+from engine.wire.calls import (
+    CacheReset,
+    DumpState,
+    EngineState,
+    Ping,
+    Pong,
+    ResetPrefixCache,
+    Sleep,
+    Wake,
+)
 from engine.wire.header import TraceContext
 from engine.wire.messages import (
     AddRequest,
@@ -45,8 +55,16 @@ class Core(Protocol):
     accounts: Accounts
     scheduler: Scheduler
     power: Power
+    adapters: AdapterStore | None
     step_number: int
-    accepting: bool
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new requests are taken."""
+        ...
+
+    @accepting.setter
+    def accepting(self, accepting: bool) -> None: ...
 
     @property
     def phase(self) -> str:
@@ -92,6 +110,7 @@ class Utilities:
         self._sleep: PendingCall | None = None
         self._probes: dict[str, PendingCall] = {}
         self._probe_number = 0
+        self._adapters = AdapterCalls(lambda: core.adapters, self._reply, self._refuse)
 
     @property
     def falling_asleep(self) -> bool:
@@ -102,6 +121,7 @@ class Utilities:
         """Begin a call; whatever goes wrong with it is its answer."""
         pending = PendingCall(received, message, dequeued_ns)
         try:
+            self._refuse_if_late(pending)
             self._dispatch(pending)
         except CallRefusedError as error:
             self._refuse(pending, error.code, str(error))
@@ -112,9 +132,11 @@ class Utilities:
             logger.exception("%s failed", name)
             self._refuse(pending, "internal_error", f"{name} failed: {error}")
 
-    def _dispatch(self, pending: PendingCall) -> None:
+    def _refuse_if_late(self, pending: PendingCall) -> None:
         if pending.message.deadline_ns <= self._core.clock():
             raise CallRefusedError("deadline_exceeded", "the call came after its deadline")
+
+    def _dispatch(self, pending: PendingCall) -> None:
         match pending.message.call:
             case Sleep() as sleep:
                 self._start_sleep(pending, sleep)
@@ -126,10 +148,16 @@ class Utilities:
                 self._reply_pong(pending, None)
             case DumpState():
                 self._reply(pending, self._state())
+            case ResetPrefixCache():
+                dropped_blocks = self._core.scheduler.reset_prefix_cache()
+                self._reply(pending, CacheReset(dropped_blocks=dropped_blocks))
+            case call:
+                self._adapters.start(pending, call)
 
     def advance(self) -> None:
         """Fall asleep once nothing runs; refuse what has passed its deadline."""
         now = self._core.clock()
+        self._adapters.advance(now)
         if self._sleep is not None:
             self._advance_sleep(self._sleep, now)
         for request_id, pending in list(self._probes.items()):
@@ -144,6 +172,7 @@ class Utilities:
         for pending in self._probes.values():
             self._refuse(pending, "shutting_down", "the engine is shutting down")
         self._probes.clear()
+        self._adapters.shut_down()
 
     # ------------------------------------------------------------ sleep and wake
 
@@ -253,12 +282,16 @@ class Utilities:
         core = self._core
         now = core.clock()
         live: Mapping[str, EngineRequest] = core.scheduler.requests
+        counts = core.scheduler.counts
         return EngineState(
             phase=core.phase,
             step=core.step_number,
             sleep_level=core.power.level,
-            num_blocks=core.scheduler.pool.num_blocks,
-            free_blocks=core.scheduler.pool.num_free,
+            num_blocks=counts.num_blocks,
+            free_blocks=counts.num_blocks - counts.used_blocks,
+            cached_blocks=counts.cached_blocks,
+            window_blocks=counts.window_blocks,
+            free_window_blocks=counts.free_window_blocks,
             requests=tuple(request.state(now) for request in live.values()),
         )
 

@@ -54,13 +54,19 @@ class WeightLoader:
         entries = [self._checkpoint.tensors[name] for p in parameters for name in p.sources]
         self._done_bytes, self._total_bytes = 0, sum(entry.num_bytes for entry in entries)
         logits_dtype = kernels.logits_dtype(self._dtype, self._device)
-        shapes = {p.name: p.shape for p in parameters if not p.is_linear and not p.feeds_logits}
+        shapes = {
+            p.name: p.shape
+            for p in parameters
+            if not (p.is_linear or p.feeds_logits or p.is_float32)
+        }
         tensors = dict(allocate(shapes, self._dtype, self._device))
         linears: dict[str, LinearWeight] = {}
         for parameter in parameters:
             dtype = logits_dtype if parameter.feeds_logits else self._dtype
             if parameter.is_linear:
                 linears[parameter.name] = kernels.pack(self._filled(parameter, dtype))
+            elif parameter.is_float32:
+                tensors[parameter.name] = self._filled(parameter, torch.float32)
             elif parameter.feeds_logits:
                 tensors[parameter.name] = self._filled(parameter, dtype)
             else:

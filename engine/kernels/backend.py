@@ -130,8 +130,13 @@ class KernelBackend(ABC):
         """Look up `[rows]` ids in `[vocab, hidden]`; the residual stream is float32."""
 
     @abstractmethod
-    def rms_norm(self, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Scale float32 rows to unit root mean square; returns the dtype of `weight`."""
+    def rms_norm(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Scale float32 `[..., size]` rows to unit root mean square and multiply with `weight`.
+
+        Returns `dtype`; None: that of `weight`.
+        """
 
     @abstractmethod
     def linear(self, rows: Tensor, weight: LinearWeight) -> Tensor:
@@ -139,7 +144,10 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotate `[rows, heads, head_dim]` by a `RotaryTable`'s rows; returns float32."""
+        """Rotate `[rows, heads, head_dim]` by `Rotary`'s cosines and sines; returns float32.
+
+        Of heads that are wider than these, only so many first values rotate.
+        """
 
     @abstractmethod
     def write_cache(self, keys: Tensor, values: Tensor, cache: LayerCache, plan: LayerPlan) -> None:

@@ -2,36 +2,51 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from engine.kernels.backend import HeadShape, KernelBackend, LayerCache, LinearWeight, StepPlan
+from engine.kernels.backend import HeadShape, KernelBackend, LayerCache
+from engine.layers.linear import Linear
+from engine.layers.norm import RmsNorm
+from engine.layers.step import LayerStep
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """Norms of each query and key head before rotation, over `head_dim`."""
+
+    query: RmsNorm
+    key: RmsNorm
 
 
 @dataclass(frozen=True, slots=True)
 class SelfAttention:
     """Projects to queries, keys and values in one product, attends, projects back."""
 
-    qkv_weight: LinearWeight
-    """`[(heads + 2 * kv_heads) * head_dim, hidden]`."""
-    output_weight: LinearWeight
+    qkv: Linear
+    """To `(heads + 2 * kv_heads) * head_dim`."""
+    output: Linear
     heads: HeadShape
+    scale: float
+    """Factor of the scores."""
+    softcap: float | None = None
+    norms: HeadNorms | None = None
 
-    def __call__(
-        self,
-        rows: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        cache: LayerCache,
-        plan: StepPlan,
-        kernels: KernelBackend,
-    ) -> Tensor:
+    def __call__(self, rows: Tensor, cache: LayerCache, step: LayerStep) -> Tensor:
         """Attend for `[rows, hidden]`; stores the rows' keys and values first."""
-        heads = self.heads
-        rotated_heads = heads.num_heads + heads.num_kv_heads
-        qkv = kernels.linear(rows, self.qkv_weight).unflatten(-1, (-1, heads.head_dim))
-        rotated = kernels.rotary(qkv[:, :rotated_heads], *rotary)
-        num_tokens = plan.slots.shape[0]
-        kernels.write_cache(
-            rotated[:num_tokens, heads.num_heads :], qkv[:num_tokens, rotated_heads:], cache, plan
-        )
-        mixed = kernels.attention(rotated[:, : heads.num_heads], cache, plan)
-        return kernels.linear(mixed.to(rows.dtype), self.output_weight)
+        kernels, plan, num_heads = step.kernels, step.plan, self.heads.num_heads
+        num_rotated = num_heads + self.heads.num_kv_heads
+        qkv = self.qkv(rows, kernels, step.adapters)
+        qkv = qkv.view(qkv.shape[0], -1, self.heads.head_dim)
+        queries_and_keys = qkv[:, :num_rotated]
+        if self.norms is not None:
+            queries_and_keys = self._normalise(queries_and_keys, self.norms, kernels)
+        rotated = kernels.rotary(queries_and_keys, *step.rotary)
+        tokens = plan.slots.shape[0]
+        kernels.write_cache(rotated[:tokens, num_heads:], qkv[:tokens, num_rotated:], cache, plan)
+        mixed = kernels.attention(rotated[:, :num_heads], cache, plan, self.scale, self.softcap)
+        return self.output(mixed.to(rows.dtype), kernels, step.adapters)
+
+    def _normalise(self, heads: Tensor, norms: HeadNorms, kernels: KernelBackend) -> Tensor:
+        queries, keys = heads[:, : self.heads.num_heads], heads[:, self.heads.num_heads :]
+        return torch.cat((norms.query(queries, kernels), norms.key(keys, kernels)), dim=1)

@@ -1,21 +1,30 @@
 """The gated feed-forward block."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from engine.kernels.backend import KernelBackend, LinearWeight
+from engine.layers.linear import Linear
+from engine.layers.step import LayerStep
 
 
 @dataclass(frozen=True, slots=True)
 class GatedMlp:
-    """`down(silu(gate(x)) * up(x))`, gate and up in one product."""
+    """`down(activation(gate(x)) * up(x))`, gate and up in one product."""
 
-    gate_up_weight: LinearWeight
-    """`[2 * inner, hidden]`."""
-    down_weight: LinearWeight
+    gate_up: Linear
+    """To `2 * inner`, the gate in the first half."""
+    down: Linear
+    activation: Literal["silu", "gelu_tanh"] = "silu"
 
-    def __call__(self, rows: Tensor, kernels: KernelBackend) -> Tensor:
+    def __call__(self, rows: Tensor, step: LayerStep) -> Tensor:
         """Transform `[rows, hidden]`."""
-        inner = kernels.silu_mul(kernels.linear(rows, self.gate_up_weight))
-        return kernels.linear(inner, self.down_weight)
+        kernels = step.kernels
+        gate_up = self.gate_up(rows, kernels, step.adapters)
+        match self.activation:
+            case "silu":
+                inner = kernels.silu_mul(gate_up)
+            case "gelu_tanh":
+                inner = kernels.gelu_mul(gate_up)
+        return self.down(inner, kernels, step.adapters)

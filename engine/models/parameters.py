@@ -20,6 +20,8 @@ class Parameter:
     """Whether it is only ever multiplied with, so that the backend may pack it."""
     feeds_logits: bool = False
     """Kept in `KernelBackend.logits_dtype`: its rounding alone would decide between near ties."""
+    is_float32: bool = False
+    """Kept in float32 whatever the model's dtype: norms are small and scale everything."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,6 +135,8 @@ class AdapterState(msgspec.Struct, frozen=True, kw_only=True):
     loaded_ns: int
     used_ns: int | None = None
     """When a request last asked for it."""
+    resident: bool = True
+    """In memory; else it is read again from its path when a request asks for it."""
 
 
 class LoadAdapter(Call[AdapterState], frozen=True):

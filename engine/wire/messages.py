@@ -73,6 +73,8 @@ class Grammar(Body, frozen=True):
     source: str = ""
     lenient: bool = False
     """Ignore the schema keywords that cannot be enforced instead of refusing the schema."""
+    compact: bool = False
+    """No white space between the parts of a JSON text."""
 
 
 class AddRequest(Body, frozen=True):
@@ -302,6 +304,8 @@ class Heartbeat(Body, frozen=True):
     running: int
     waiting: int
     last_token_ns: int | None
+    is_blocked: bool = False
+    """All live requests wait for something that is being prepared: no step is due."""
 
 
 class EngineStats(Body, frozen=True):

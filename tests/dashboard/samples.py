@@ -4,6 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from appliance.supervisor.admin.schemas import (
+    AdapterOnEngine,
+    AdapterRow,
     EngineRow,
     JournalEvent,
     Operation,
@@ -35,6 +37,21 @@ def an_engine(engine_id: str = "e0", **changes: Any) -> EngineRow:
         "allowed_actions": ["sleep", "restart"],
     }
     return EngineRow(**{**values, **changes})
+
+
+def an_adapter(name: str = "sql-lora", **changes: Any) -> AdapterRow:
+    values: dict[str, Any] = {
+        "name": name,
+        "state": "loaded",
+        "model": "smollm2",
+        "path": f"/srv/adapters/{name}",
+        "content_hash": "ab12cd34" * 8,
+        "rank": 16,
+        "num_bytes": 1_800_000,
+        "targets": ["q_proj", "v_proj"],
+        "engines": [AdapterOnEngine(engine="e0", state="loaded", active=True, resident=True)],
+    }
+    return AdapterRow(**{**values, **changes})
 
 
 def a_request(request_id: str = REQUEST_ID, **changes: Any) -> RequestRow:

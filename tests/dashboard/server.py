@@ -17,12 +17,21 @@ from starlette.routing import Route
 
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    LoadAdapterBody,
     Problem,
     SleepBody,
     SystemInfo,
     WhoAmI,
 )
-from tests.dashboard.samples import AT, REQUEST_ID, a_snapshot, a_trace, an_engine, an_operation
+from tests.dashboard.samples import (
+    AT,
+    REQUEST_ID,
+    a_snapshot,
+    a_trace,
+    an_adapter,
+    an_engine,
+    an_operation,
+)
 
 END = object()
 
@@ -48,6 +57,7 @@ class AdminFake:
         self.resumed_from: list[str | None] = []
         self.refusal: Response | None = None
         self.whoami = WhoAmI(actor="local", scope="admin", transport="unix")
+        self.adapter_roots = ["/srv/adapters"]
         self.next_id = 100
         self.is_closing = False
         self._readers: list[asyncio.Queue[Any]] = []
@@ -77,6 +87,8 @@ class AdminFake:
                 Route(f"{prefix}/traces/{{id}}", self._trace),
                 Route(f"{prefix}/operations/{{id}}", self._operation),
                 Route(f"{prefix}/engines/{{id}}/{{verb}}", self._verb, methods=["POST"]),
+                Route(f"{prefix}/adapters/{{id}}", self._adapter, methods=["PUT", "DELETE"]),
+                Route(f"{prefix}/adapters/{{id}}/{{verb}}", self._adapter, methods=["POST"]),
                 Route(f"{prefix}/requests/{{id}}", self._abort, methods=["DELETE"]),
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
             ]
@@ -118,6 +130,7 @@ class AdminFake:
                 data_socket=self.data_path,
                 admin_socket=self.socket_path,
                 on_asleep="wake",
+                adapter_roots=self.adapter_roots,
             )
         )
 
@@ -149,6 +162,24 @@ class AdminFake:
         self._kind = verb
         running = an_operation(verb, state="running", ended_at=None, result=None)
         return body(running, 202)
+
+    async def _adapter(self, request: Request) -> Response:
+        name, sent = request.path_params["id"], await request.body()
+        words = {"PUT": "load", "DELETE": "unload"}
+        verb = request.path_params.get("verb") or words[request.method]
+        self.calls.append((verb, name, json.loads(sent) if sent else None))
+        if self.refusal is not None:
+            return self.refusal
+        if verb == "load":
+            path = LoadAdapterBody.model_validate_json(sent).path
+            self.publish("adapter", an_adapter(name, path=path))
+        elif verb == "unload":
+            self.publish("adapter", an_adapter(name, state="removed"))
+        else:
+            self.publish("adapter", an_adapter(name, pinned=verb == "pin"))
+        self._kind = f"lora.{verb}"
+        result = {"rank": 16, "num_bytes": 1_800_000} if verb == "load" else {}
+        return body(an_operation(self._kind, target=name, result=result), 202)
 
     async def _abort(self, request: Request) -> Response:
         self.calls.append(("abort", request.path_params["id"], None))

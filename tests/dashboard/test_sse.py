@@ -85,7 +85,7 @@ def test_events_become_rows():
 
 
 def test_a_kind_of_a_newer_server_is_only_a_sign_of_life():
-    assert list(frames_of(ServerEvent("adapter", "{}"))) == [Alive()]
+    assert list(frames_of(ServerEvent("weather", "{}"))) == [Alive()]
 
 
 def test_an_event_that_does_not_fit_its_schema_is_a_gap():

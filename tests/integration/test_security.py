@@ -37,6 +37,7 @@ def admin_paths(appliance: ApplianceProcess) -> list[str]:
         .replace("{operation_id}", "op-1")
         .replace("{request_id}", "req-1")
         .replace("{key_id}", "k1")
+        .replace("{name}", "a1")
         for path in paths
     ]
     assert len(filled) > 15

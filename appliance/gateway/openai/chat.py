@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from appliance.gateway.generation import Delta
 from appliance.gateway.openai.collected import CollectedChoice
-from appliance.gateway.openai.dialect import Answer, Encode
+from appliance.gateway.openai.dialect import Answer, Encode, written_prompt_logprobs
 from appliance.gateway.openai.errors import invalid, missing
 from appliance.gateway.openai.messages import parse_messages
 from appliance.gateway.openai.parameters import Parameters, parse_chat_parameters
@@ -48,7 +48,8 @@ class ChatDialect:
         }
         if answer.parameters.flag("return_token_ids", default=False):
             body["prompt_token_ids"] = answer.prompts[0]
-        return body
+        scored = written_prompt_logprobs(answer, choices[0])
+        return body | scored
 
 
 def chat_encoder(fields: Mapping[str, Any]) -> Encode:
@@ -83,7 +84,7 @@ def _complete_choice(answer: Answer, choice: CollectedChoice) -> dict[str, Any]:
     }
     if answer.parameters.flag("return_token_ids", default=False):
         body["token_ids"] = choice.token_ids
-    return body
+    return body | written_prompt_logprobs(answer, choice)
 
 
 def _logprobs(answer: Answer, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Strict checks of single JSON values: `true` is no integer, `"5"` is no number, null is absent."""
 
+import re
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -113,21 +114,6 @@ def refused(value: Any, param: str) -> Any:
     raise unsupported(param)
 
 
-def text_format(value: Any, param: str) -> None:
-    """`response_format`: plain text only."""
-    kind = json_object(value, param).get("type")
-    if kind is None:
-        raise ApiError(
-            "missing_required_parameter",
-            f"Missing required parameter: '{param}.type'.",
-            param=f"{param}.type",
-        )
-    if string(kind, f"{param}.type") not in ("text", "json_object", "json_schema"):
-        raise invalid(f"{param}.type", f"'{param}.type' must be one of: text.")
-    if kind != "text":
-        raise unsupported(param)
-
-
 def stop_strings(limit: int, max_chars: int) -> Check:
     """One stop string or up to `limit`, none of them empty."""
 
@@ -166,3 +152,75 @@ def check_length(values: Collection[Any], param: str, limit: int) -> None:
     if len(values) > limit:
         message = f"'{param}' must have at most {limit} entries."
         raise ApiError("array_above_max_length", message, param=param)
+
+
+def allowed_token_ids(limit: int) -> Check:
+    """One to `limit` token ids, each once."""
+    check_ids = token_ids(limit)
+
+    def check(value: Any, param: str) -> tuple[int, ...]:
+        ids = check_ids(value, param)
+        if not ids:
+            raise ApiError("empty_array", f"'{param}' must not be empty.", param=param)
+        return tuple(sorted(set(ids)))
+
+    return check
+
+
+def logit_bias(limit: int) -> Check:
+    """An object of at most `limit` token ids, written as strings, to numbers from -100 to 100."""
+    check_bias = decimal(-100, 100)
+
+    def check(value: Any, param: str) -> tuple[tuple[int, float], ...]:
+        biases = json_object(value, param)
+        check_length(biases, param, limit)
+        pairs = ((_token_id(key, param), check_bias(bias, param)) for key, bias in biases.items())
+        return tuple(sorted(pairs))
+
+    return check
+
+
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
+
+
+def _token_id(text: str, param: str) -> int:
+    if not _TOKEN_ID.fullmatch(text):
+        raise invalid(param, f"The keys of '{param}' must be token ids.")
+    return int(text)
+
+
+def bad_words(limit: int, max_chars: int) -> Check:
+    """At most `limit` texts, none of them empty."""
+
+    def check(value: Any, param: str) -> tuple[str, ...]:
+        words = array(value, param)
+        check_length(words, param, limit)
+        return tuple(dict.fromkeys(_word(word, param, max_chars) for word in words))
+
+    return check
+
+
+def _word(value: Any, param: str, max_chars: int) -> str:
+    if type(value) is not str:
+        raise wrong_type(param, "an array of strings")
+    if not value.strip():
+        raise ApiError("empty_string", f"'{param}' must not have blank entries.", param=param)
+    if len(value) > max_chars:
+        message = f"The entries of '{param}' must be at most {max_chars} characters long."
+        raise ApiError("string_above_max_length", message, param=param)
+    return value
+
+
+def short_string(max_bytes: int) -> Check:
+    """A string of one to `max_bytes` bytes."""
+
+    def check(value: Any, param: str) -> str:
+        text = string(value, param)
+        if not text:
+            raise ApiError("empty_string", f"'{param}' must not be empty.", param=param)
+        if len(text.encode("utf-8", "replace")) > max_bytes:
+            message = f"'{param}' must be at most {max_bytes} bytes long."
+            raise ApiError("string_above_max_length", message, param=param)
+        return text
+
+    return check

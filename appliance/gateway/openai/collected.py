@@ -14,6 +14,7 @@ class CollectedChoice:
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
 
     @property
@@ -36,6 +37,7 @@ class Collected:
         choice.pieces.append(delta.text)
         choice.token_ids += delta.token_ids
         choice.logprobs += delta.logprobs
+        choice.prompt_logprobs += delta.prompt_logprobs
         choice.finish_reason = delta.finish_reason
 
     def restart(self, index: int) -> None:

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING, Any
 from appliance.gateway.generation import Delta
 from appliance.gateway.openai.checks import check_length, integer
 from appliance.gateway.openai.collected import CollectedChoice
-from appliance.gateway.openai.dialect import Answer, Encode
+from appliance.gateway.openai.dialect import Answer, Encode, written_prompt_logprobs
 from appliance.gateway.openai.errors import ApiError, missing, wrong_type
-from appliance.gateway.openai.parameters import (
-    DEFAULT_COMPLETION_TOKENS,
-    MAX_PROMPTS,
-    Parameters,
-    parse_completion_parameters,
-)
+from appliance.gateway.openai.fields import DEFAULT_COMPLETION_TOKENS, MAX_PROMPTS
+from appliance.gateway.openai.parameters import Parameters, parse_completion_parameters
 from engine.wire.messages import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -135,16 +131,35 @@ def _echo(answer: Answer, index: int) -> str:
 
 def _complete_choice(answer: Answer, choice: CollectedChoice) -> dict[str, Any]:
     echo = _echo(answer, choice.index)
+    logprobs = _logprobs(answer)(choice.logprobs, len(echo))
+    echoed = _echo_logprobs(answer, choice.index, choice.prompt_logprobs, echo)
+    if logprobs and echoed:
+        logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
     body: dict[str, Any] = {
         "index": choice.index,
         "text": echo + choice.text,
-        "logprobs": _logprobs(answer)(choice.logprobs, len(echo)),
+        "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
     }
     if answer.parameters.flag("return_token_ids", default=False):
         body["token_ids"] = choice.token_ids
         body["prompt_token_ids"] = answer.prompts[choice.index // answer.parameters.n]
-    return body
+    return body | written_prompt_logprobs(answer, choice)
+
+
+def _echo_logprobs(
+    answer: Answer, index: int, entries: Sequence[TokenLogprobs], echo: str
+) -> dict[str, Any] | None:
+    """The `logprobs` of an echoed prompt, when both are asked for."""
+    from appliance.gateway.logprobs import echo_logprobs  # noqa: PLC0415 - start-up time
+
+    parameters = answer.parameters
+    if parameters.logprobs is None or not parameters.flag("echo", default=False):
+        return None
+    prompt = answer.prompts[index // parameters.n]
+    return echo_logprobs(
+        answer.text.tokenizer, prompt, entries, num_candidates=parameters.logprobs, echo=echo
+    )
 
 
 def _logprobs(
@@ -178,17 +193,18 @@ class CompletionFrames:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._write_logprobs = _logprobs(answer)
-        self._offsets = [len(_echo(answer, index)) for index in range(answer.num_choices)]
+        self._echoes = answer.parameters.flag("echo", default=False)
+        self._offsets: dict[int, int] = {}
+        """Characters of each choice that has begun."""
 
     def opening(self) -> Iterator[dict[str, Any]]:
-        """The echo of each choice's prompt, when asked for."""
-        for index in range(self._answer.num_choices):
-            echo = _echo(self._answer, index)
-            if echo:
-                yield self._chunk(index, echo)
+        """Nothing: a choice begins with its own first delta."""
+        return iter(())
 
     def delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """A chunk of text when there is any; the last one carries the finish reason."""
+        if delta.index not in self._offsets:
+            yield from self._begin(delta)
         if not (delta.text or delta.logprobs or delta.finish_reason):
             return
         logprobs = self._write_logprobs(delta.logprobs, self._offsets[delta.index])
@@ -197,6 +213,15 @@ class CompletionFrames:
         if self._answer.parameters.flag("return_token_ids", default=False):
             chunk["choices"][0]["token_ids"] = delta.token_ids
         yield chunk
+
+    def _begin(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        """The echo of a choice's prompt, when asked for."""
+        echo = _echo(self._answer, delta.index)
+        self._offsets[delta.index] = len(echo)
+        if self._echoes:
+            entries = delta.prompt_logprobs
+            logprobs = _echo_logprobs(self._answer, delta.index, entries, echo)
+            yield self._chunk(delta.index, echo, logprobs)
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The usage chunk, last of all, when asked for."""

@@ -33,6 +33,8 @@ class Answer:
     journey: Journey
     text: "ModelText"
     prompts: Sequence[tuple[int, ...]]
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Token sequences that no choice may have."""
 
     @property
     def num_choices(self) -> int:
@@ -51,6 +53,17 @@ class Answer:
             },
             "completion_tokens_details": {"reasoning_tokens": 0},
         }
+
+
+def written_prompt_logprobs(answer: Answer, choice: CollectedChoice) -> dict[str, Any]:
+    """The field `prompt_logprobs` as vLLM has it, in a dict; empty when it was not asked for."""
+    from appliance.gateway.logprobs import prompt_logprobs  # noqa: PLC0415 - start-up time
+
+    count = answer.parameters.fields.get("prompt_logprobs")
+    if count is None:
+        return {}
+    entries = choice.prompt_logprobs
+    return {"prompt_logprobs": prompt_logprobs(answer.text.tokenizer, entries, count)}
 
 
 class Dialect(Protocol):

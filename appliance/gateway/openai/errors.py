@@ -31,6 +31,7 @@ ERRORS: dict[str, ErrorKind] = {
     "origin_not_allowed": ErrorKind(403, "permission_error"),
     # what is asked
     "model_not_found": ErrorKind(404, INVALID),
+    "adapter_not_loaded": ErrorKind(404, INVALID),
     "unknown_url": ErrorKind(404, INVALID),
     "method_not_allowed": ErrorKind(405, INVALID),
     "invalid_host": ErrorKind(400, INVALID),
@@ -55,6 +56,7 @@ ERRORS: dict[str, ErrorKind] = {
     "array_above_max_length": ErrorKind(400, INVALID),
     "string_above_max_length": ErrorKind(400, INVALID),
     "invalid_prompt": ErrorKind(400, INVALID),
+    "invalid_grammar": ErrorKind(400, INVALID),
     "context_length_exceeded": ErrorKind(400, INVALID),
     "invalid_request": ErrorKind(400, INVALID),
     # limits and the engine's state

@@ -14,26 +14,26 @@ from starlette.types import Scope, Send
 from appliance.gateway.data_plane import DataPlane
 from appliance.gateway.dispatch import Dispatcher, refuse_if_asleep, unavailable
 from appliance.gateway.fleet import Asleep, Unavailable
-from appliance.gateway.generation import (
-    ChoicePlan,
-    ChoiceRun,
-    Sink,
-    TextRules,
-    sampling_within,
-)
+from appliance.gateway.generation import ChoiceRun, Sink
 from appliance.gateway.http_protocol import CUT_KEY
 from appliance.gateway.journey import ChoiceState, Journey
 from appliance.gateway.limits import in_proportion
+from appliance.gateway.openai.choice_plans import (
+    bad_word_tokens,
+    check_token_ids,
+    choice_plans,
+    rooms_of,
+)
 from appliance.gateway.openai.collected import Collected
 from appliance.gateway.openai.dialect import Answer, Dialect, Encode, unix_now
-from appliance.gateway.openai.errors import ApiError, context_length_exceeded
+from appliance.gateway.openai.errors import ApiError
 from appliance.gateway.openai.parameters import Parameters
 from appliance.gateway.openai.sse import SseStream
 from appliance.gateway.request_context import send_json
 from appliance.gateway.supervision import beside, together
 from engine.clock import now_ns
 from engine.wire.header import child_context
-from engine.wire.messages import AbortReason, SamplingParams
+from engine.wire.messages import AbortReason
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Exchange:
         self._stream: SseStream | None = None
         self._runs: list[ChoiceRun] = []
         self._places = 0
+        self._adapter: str | None = None
         self._charge = _Charge(self._payer())
 
     async def run(self, encode: Encode, body_bytes: int) -> None:
@@ -132,6 +133,8 @@ class Exchange:
             message = "The requested model does not exist; GET /v1/models lists what is served."
             raise ApiError("model_not_found", message, param="model")
         self._journey.model = model
+        self._journey.base_model = self._plane.fleet.base_of(model)
+        self._adapter = model if model != self._journey.base_model else None
         decision = self._plane.fleet.choose(model)
         if isinstance(decision, Unavailable):
             raise unavailable(decision)
@@ -142,7 +145,8 @@ class Exchange:
         parameters = self._parameters
         self._take_places(parameters.n)
         if self._charge.key_id is not None:
-            generated = (parameters.max_tokens or UNKNOWN_ROOM) * parameters.n
+            wanted = parameters.max_tokens
+            generated = (UNKNOWN_ROOM if wanted is None else wanted) * parameters.n
             tokens = body_bytes // BYTES_PER_TOKEN + generated
             keys, context = self._plane.admission.keys, self._journey.context
             context.rate = keys.status(self._charge.key_id)  # a refusal shows it too
@@ -168,9 +172,14 @@ class Exchange:
         plane, journey, parameters = self._plane, self._journey, self._parameters
         route = plane.fleet.routes(parameters.model)[0]
         text = await plane.texts.get(route.model_path, plane.hold_s)
-        text.check_ids(parameters.fields.get("stop_token_ids", ()), "stop_token_ids")
+        check_token_ids(text, parameters)
         limit = plane.fleet.max_model_len(parameters.model)
         prompts = await asyncio.to_thread(encode, text, limit)
+        bad_words: tuple[tuple[int, ...], ...] = ()
+        if parameters.bad_words:
+            bad_words = await asyncio.to_thread(
+                bad_word_tokens, text.tokenizer, parameters.bad_words
+            )
         self._take_places((len(prompts) - 1) * parameters.n)
         journey.prompt_tokens = sum(map(len, prompts))
         journey.choices = [
@@ -185,25 +194,11 @@ class Exchange:
             journey=journey,
             text=text,
             prompts=prompts,
+            bad_words=bad_words,
         )
         if limit is not None:
-            journey.max_tokens = max(self._rooms(answer, limit))
+            journey.max_tokens = max(rooms_of(answer, self._dialect, limit))
         return answer
-
-    def _rooms(self, answer: Answer, limit: int) -> list[int]:
-        """Tokens to generate for each prompt, in the context that the engine really has."""
-        wanted = self._parameters.max_tokens
-        if wanted is not None and wanted > limit:
-            param = self._parameters.max_tokens_param
-            message = f"'{param}' must be at most {limit}, this model's context length."
-            raise ApiError("integer_above_max_value", message, param=param)
-        rooms = [limit - len(prompt) for prompt in answer.prompts]
-        if min(rooms) < 1:
-            longest = max(map(len, answer.prompts))
-            raise context_length_exceeded(limit, longest, self._dialect.prompt_param)
-        if wanted is None:
-            return [self._dialect.default_max_tokens(room) for room in rooms]
-        return [min(wanted, room) for room in rooms]
 
     def _accept(self) -> None:
         """From here on the request is accounted for as accepted."""
@@ -229,8 +224,10 @@ class Exchange:
 
     def _answer_bytes(self) -> int:
         """About how long a plain answer gets."""
-        entries = 0 if self._parameters.logprobs is None else 1 + self._parameters.logprobs
-        return self._journey.completion_tokens * (BYTES_PER_TOKEN + entries * BYTES_PER_LOGPROB)
+        journey, parameters = self._journey, self._parameters
+        entries = journey.completion_tokens * _num_candidates(parameters.logprobs)
+        entries += journey.prompt_tokens * _num_candidates(parameters.prompt_logprobs)
+        return journey.completion_tokens * BYTES_PER_TOKEN + entries * BYTES_PER_LOGPROB
 
     async def _answer_stream(self, answer: Answer) -> None:
         stream = SseStream(
@@ -247,41 +244,15 @@ class Exchange:
     async def _generate(self, answer: Answer, sink: Sink) -> None:
         """Run every choice to its end."""
         limit = await Dispatcher(self._plane, self._journey).know_context()
-        rooms = self._rooms(answer, limit)
+        rooms = rooms_of(answer, self._dialect, limit)
         self._journey.max_tokens = max(rooms)
-        rules = self._rules()
-        for state in self._journey.choices:
-            prompt = state.index // self._parameters.n
-            plan = ChoicePlan(
-                state=state,
-                prompt_token_ids=answer.prompts[prompt],
-                sampling=self._sampling(state.index, rooms[prompt]),
-                rules=rules,
-                num_choices=answer.num_choices,
-            )
+        for plan in choice_plans(answer, self._dialect, rooms, self._adapter):
             self._runs.append(ChoiceRun(self._plane, self._journey, answer.text, plan, sink))
         if len(self._runs) == 1:
             await self._runs[0].run()
         else:
             await together([run.run() for run in self._runs])
 
-    def _sampling(self, index: int, max_tokens: int) -> SamplingParams:
-        """The sampling of one choice: with a seed, each choice has its own, reproducibly."""
-        sampling = sampling_within(self._parameters.sampling(), max_tokens)
-        choice = index % self._parameters.n
-        if sampling.seed is None or choice == 0:
-            return sampling
-        return msgspec.structs.replace(sampling, seed=_wrap_int64(sampling.seed + choice))
 
-    def _rules(self) -> TextRules:
-        parameters = self._parameters
-        return TextRules(
-            stop=parameters.stop,
-            include_stop=parameters.flag("include_stop_str_in_output", default=False),
-            skip_special_tokens=parameters.flag("skip_special_tokens", default=True),
-            keeps_stop_token_entry=self._dialect.prompt_param == "prompt",
-        )
-
-
-def _wrap_int64(value: int) -> int:
-    return (value + 2**63) % 2**64 - 2**63
+def _num_candidates(asked: int | None) -> int:
+    return 0 if asked is None else 1 + asked

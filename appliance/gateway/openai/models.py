@@ -32,13 +32,14 @@ class ModelsRoute:
         return json_response(self._row(name, route))
 
     def _row(self, name: str, route: EngineRoute) -> dict[str, object]:
+        adapter = self._plane.fleet.adapter(name)
         return {
             "id": name,
             "object": "model",
             "created": self._created,
             "owned_by": "quarterdeck",
-            "root": route.model,
-            "parent": None,
+            "root": adapter.model if adapter else route.model,
+            "parent": adapter.model if adapter else None,
             "max_model_len": self._plane.fleet.max_model_len(name),
         }
 

@@ -1,7 +1,7 @@
-"""Every request field: honoured, accepted because it cannot change the output, or refused by name.
+"""What a request asks for: its fields checked, and what follows from several of them together.
 
-The tables are the support matrix. A field that is in none of them is unknown: ignored, named in
-the answer's header and counted, or refused with `strict_parameters`.
+The tables are in `fields`. A field that is in none of them is unknown: ignored, named in the
+answer's header and counted, or refused with `strict_parameters`.
 """
 
 import re
@@ -10,163 +10,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from appliance.gateway.openai.checks import (
-    Check,
-    anything,
-    array,
-    boolean,
-    decimal,
-    integer,
-    json_object,
-    one_of,
-    only,
-    refused,
-    stop_strings,
-    string,
-    text_format,
-    token_ids,
-)
+from appliance.gateway.openai.checks import Check
 from appliance.gateway.openai.errors import ApiError, invalid, missing
-from engine.wire.messages import SamplingParams
+from appliance.gateway.openai.fields import CHAT_FIELDS, COMPLETION_FIELDS, STREAM_OPTIONS
+from appliance.gateway.openai.structured import STRUCTURED_FIELDS, grammar_of
+from engine.wire.messages import Grammar, SamplingParams
 
-MAX_CHOICES = 8
-MAX_PROMPTS = 16
-MAX_STOPS = 4
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 64
-MAX_TOP_LOGPROBS = 20
-MAX_COMPLETION_LOGPROBS = 5
-MAX_TOKENS = 1 << 24
-MAX_TOP_K = 1_000_000
-DEFAULT_COMPLETION_TOKENS = 16
-SEEDS = integer(-(2**63), 2**63 - 1)
 SAFE_FIELD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 MAX_NAMED_FIELDS = 16
-
-HONOURED: dict[str, Check] = {
-    "model": string,
-    "n": integer(1, MAX_CHOICES),
-    "max_tokens": integer(1, MAX_TOKENS),
-    "temperature": decimal(0, 2),
-    "top_p": decimal(0, 1, above_low=True),
-    "seed": SEEDS,
-    "stop": stop_strings(MAX_STOPS, MAX_STOP_CHARS),
-    "stream": boolean,
-    "stream_options": json_object,
-    # as vLLM has them
-    "top_k": integer(-1, MAX_TOP_K),
-    "min_p": decimal(0, 1),
-    "min_tokens": integer(0, MAX_TOKENS),
-    "stop_token_ids": token_ids(MAX_STOP_TOKEN_IDS),
-    "include_stop_str_in_output": boolean,
-    "ignore_eos": boolean,
-    "skip_special_tokens": boolean,
-    "add_special_tokens": boolean,
-    "return_token_ids": boolean,
-}
-HONOURED_CHAT: dict[str, Check] = {
-    "messages": array,
-    "max_completion_tokens": integer(1, MAX_TOKENS),
-    "logprobs": boolean,
-    "top_logprobs": integer(0, MAX_TOP_LOGPROBS),
-    "add_generation_prompt": boolean,
-    "continue_final_message": boolean,
-}
-HONOURED_COMPLETION: dict[str, Check] = {
-    "prompt": anything,  # four shapes, see `completions`
-    "logprobs": integer(0, MAX_COMPLETION_LOGPROBS),
-    "echo": boolean,
-}
-
-HARMLESS: dict[str, Check] = {
-    "user": string,
-    "metadata": json_object,
-    "store": boolean,
-    "service_tier": string,
-    "safety_identifier": string,
-    "prompt_cache_key": string,
-    "prompt_cache_options": json_object,
-    "prompt_cache_retention": string,
-    "prediction": json_object,
-    "parallel_tool_calls": boolean,
-    "reasoning_effort": one_of("none", "minimal", "low", "medium", "high", "xhigh", "max"),
-    "include_reasoning": boolean,
-    "separate_reasoning": boolean,
-    "stream_reasoning": boolean,
-    "request_id": string,
-    "session_id": string,
-    "rid": string,
-    "cache_salt": string,
-    "priority": integer(-(2**31), 2**31 - 1),
-    "spaces_between_special_tokens": boolean,
-    "stream_interval": integer(1, MAX_TOKENS),
-}
-NEUTRAL_ONLY: dict[str, Check] = {
-    "frequency_penalty": only(decimal(-2, 2), 0),
-    "presence_penalty": only(decimal(-2, 2), 0),
-    "repetition_penalty": only(decimal(0, 2, above_low=True), 1),
-    "logit_bias": only(json_object, {}),
-    "response_format": text_format,
-    "best_of": only(integer(1, 20), 1),
-    "modalities": only(array, ["text"]),
-    "tool_choice": only(anything, "none", "auto"),
-    "function_call": only(anything, "none", "auto"),
-    "verbosity": only(one_of("low", "medium", "high"), "medium"),
-    "suffix": only(string, ""),
-}
-REFUSED = (
-    "tools",
-    "functions",
-    "audio",
-    "web_search_options",
-    "moderation",
-    "chat_template",
-    "chat_template_kwargs",
-    "documents",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "stop_regex",
-    "structural_tag",
-    "prompt_embeds",
-    "input_ids",
-    "lora_path",
-    "vllm_xargs",
-    "mm_processor_kwargs",
-    "truncate_prompt_tokens",
-    "prompt_logprobs",
-    "allowed_token_ids",
-    "bad_words",
-    "logprob_token_ids",
-    "return_tokens_as_token_ids",
-    "return_prompt_text",
-    "return_meta_info",
-    "no_stop_trim",
-    "thinking_token_budget",
-    "repetition_detection",
-    "use_beam_search",
-    "length_penalty",
-)
-
-COMMON: dict[str, Check] = {
-    **HONOURED,
-    **HARMLESS,
-    **NEUTRAL_ONLY,
-    **dict.fromkeys(REFUSED, refused),
-}
-CHAT_FIELDS: dict[str, Check] = {**COMMON, **HONOURED_CHAT}
-COMPLETION_FIELDS: dict[str, Check] = {**COMMON, **HONOURED_COMPLETION}
-
-STREAM_OPTIONS: dict[str, Check] = {
-    "include_usage": boolean,
-    "include_obfuscation": boolean,
-    "continuous_usage_stats": boolean,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +36,35 @@ class Parameters:
     continuous_usage: bool
     stop: tuple[str, ...]
     logprobs: int | None
+    prompt_logprobs: int | None
+    """Candidates for each prompt token, for the field of that name or for an echo."""
+    grammar: Grammar | None
+
+    @property
+    def cache_salt(self) -> str | None:
+        """Who may share cached prefixes."""
+        return self.fields.get("cache_salt")
+
+    @property
+    def priority(self) -> int:
+        """Lower runs first."""
+        return self.fields.get("priority", 0)
+
+    @property
+    def bad_words(self) -> tuple[str, ...]:
+        """What the answer may not contain, as text."""
+        return self.fields.get("bad_words", ())
+
+    @property
+    def generates(self) -> bool:
+        """Whether an answer is wanted; else the prompt is only scored."""
+        return self.max_tokens != 0
+
+    @property
+    def grammar_param(self) -> str:
+        """The field that brought the grammar."""
+        given = (name for name in STRUCTURED_FIELDS if self.fields.get(name) is not None)
+        return next(given, "response_format")
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean field."""
@@ -192,7 +72,11 @@ class Parameters:
         return bool(value)
 
     def sampling(self) -> SamplingParams:
-        """How to sample; `max_tokens` is a place holder until the context's room is known."""
+        """How to sample.
+
+        `max_tokens` is a place holder until the context's room is known; `bad_words` are added
+        by who has a tokenizer.
+        """
         fields = self.fields
         top_k = fields.get("top_k", -1)
         return SamplingParams(
@@ -206,6 +90,12 @@ class Parameters:
             stop_token_ids=fields.get("stop_token_ids", ()),
             ignore_eos=fields.get("ignore_eos", False),
             logprobs=self.logprobs,
+            prompt_logprobs=self.prompt_logprobs,
+            repetition_penalty=fields.get("repetition_penalty", 1.0),
+            frequency_penalty=fields.get("frequency_penalty", 0.0),
+            presence_penalty=fields.get("presence_penalty", 0.0),
+            logit_bias=fields.get("logit_bias", ()),
+            allowed_token_ids=fields.get("allowed_token_ids", ()),
         )
 
 
@@ -251,10 +141,10 @@ def parse_chat_parameters(body: Mapping[str, Any], *, strict: bool) -> Parameter
 def parse_completion_parameters(body: Mapping[str, Any], *, strict: bool) -> Parameters:
     """Check the body of a completion request, but for its prompt."""
     fields, ignored = check_fields(body, COMPLETION_FIELDS, strict=strict)
-    logprobs = fields.get("logprobs")
-    if logprobs is not None and fields.get("echo"):
-        raise invalid("echo", "'echo' together with 'logprobs' is not supported by this server.")
-    return _shared(fields, ignored, logprobs, strict=strict)
+    if fields.get("max_tokens") == 0 and not fields.get("echo"):
+        message = "'max_tokens' must be at least 1, unless 'echo' is true."
+        raise ApiError("integer_below_min_value", message, param="max_tokens")
+    return _shared(fields, ignored, fields.get("logprobs"), strict=strict)
 
 
 def _shared(
@@ -267,9 +157,7 @@ def _shared(
     wins = "max_completion_tokens" in fields
     param = "max_completion_tokens" if wins else "max_tokens"
     max_tokens = fields.get(param)
-    min_tokens = fields.get("min_tokens", 0)
-    if max_tokens is not None and min_tokens > max_tokens:
-        raise invalid("min_tokens", f"'min_tokens' must not be greater than '{param}'.")
+    _check_together(fields, max_tokens, param, stream=stream)
     return Parameters(
         fields=fields,
         ignored=ignored + ignored_options,
@@ -282,7 +170,28 @@ def _shared(
         continuous_usage=options.get("continuous_usage_stats", False),
         stop=fields.get("stop", ()),
         logprobs=logprobs,
+        prompt_logprobs=_prompt_logprobs(fields, logprobs),
+        grammar=grammar_of(fields),
     )
+
+
+def _check_together(
+    fields: Mapping[str, Any], max_tokens: int | None, max_param: str, *, stream: bool
+) -> None:
+    """Raise ApiError when two fields exclude each other."""
+    if max_tokens is not None and fields.get("min_tokens", 0) > max_tokens:
+        raise invalid("min_tokens", f"'min_tokens' must not be greater than '{max_param}'.")
+    if stream and "prompt_logprobs" in fields:
+        message = "'prompt_logprobs' cannot be had together with 'stream'."
+        raise invalid("prompt_logprobs", message)
+
+
+def _prompt_logprobs(fields: Mapping[str, Any], logprobs: int | None) -> int | None:
+    """Candidates for each prompt token: as many as the greediest reader wants."""
+    asked: int | None = fields.get("prompt_logprobs")
+    if not fields.get("echo") or logprobs is None:
+        return asked
+    return logprobs if asked is None else max(asked, logprobs)
 
 
 def _stream_options(

@@ -91,9 +91,16 @@ class SseStream:
     async def emit(self, delta: Delta) -> None:
         """Write a delta; waits while the client does not read."""
         async with self._lock:
-            payloads = [] if self._is_opened else list(self._frames.opening())
-            self._is_opened = True
+            payloads = [] if self._is_opened else await self._open()
             await self._write_frames([*payloads, *self._frames.delta(delta)])
+
+    async def _open(self) -> list[object]:
+        """Return the opening; warnings that come after the headers are written as a comment."""
+        warnings = self._journey.context.warnings
+        if self._is_started and warnings:
+            await self._write(f": warnings: {'; '.join(warnings)}\n\n".encode())
+        self._is_opened = True
+        return list(self._frames.opening())
 
     def restart(self, index: int) -> None:
         """Nothing was delivered, so there is nothing to forget."""

@@ -27,6 +27,13 @@ ROUTES: Final[dict[tuple[str, str], Scope | None]] = {
     ("POST", f"{API}/engines/{{engine_id}}/sleep"): "operator",
     ("POST", f"{API}/engines/{{engine_id}}/wake"): "operator",
     ("POST", f"{API}/engines/{{engine_id}}/restart"): "operator",
+    ("POST", f"{API}/engines/{{engine_id}}/reset-prefix-cache"): "operator",
+    ("GET", f"{API}/adapters"): "viewer",
+    ("GET", f"{API}/adapters/{{name}}"): "viewer",
+    ("PUT", f"{API}/adapters/{{name}}"): "operator",
+    ("DELETE", f"{API}/adapters/{{name}}"): "operator",
+    ("POST", f"{API}/adapters/{{name}}/pin"): "operator",
+    ("POST", f"{API}/adapters/{{name}}/unpin"): "operator",
     ("GET", f"{API}/gateways"): "viewer",
     ("GET", f"{API}/operations"): "viewer",
     ("GET", f"{API}/operations/{{operation_id}}"): "viewer",
@@ -44,6 +51,9 @@ ROUTES: Final[dict[tuple[str, str], Scope | None]] = {
     ("POST", "/sleep"): "operator",
     ("POST", "/wake_up"): "operator",
     ("GET", "/is_sleeping"): "viewer",
+    ("POST", "/reset_prefix_cache"): "operator",
+    ("POST", "/v1/load_lora_adapter"): "operator",
+    ("POST", "/v1/unload_lora_adapter"): "operator",
 }
 
 

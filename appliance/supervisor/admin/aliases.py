@@ -1,4 +1,4 @@
-"""Routes that tools made for vLLM call: `/sleep`, `/wake_up`, `/is_sleeping`. Over all engines.
+"""Routes that tools made for vLLM call, over all engines: sleep, wake, reset of the prefix cache.
 
 They wait until all is done, as vLLM's do, and answer 200 without a body.
 Source: https://docs.vllm.ai/en/latest/features/sleep_mode/
@@ -22,7 +22,7 @@ Tags = Annotated[list[str] | None, Query()]
 
 
 def alias_routes(fleet: FleetControl) -> APIRouter:
-    """Return the three routes."""
+    """Return the routes that have to do with engines."""
     router = APIRouter(tags=["vllm"])
 
     @router.post("/sleep")
@@ -48,6 +48,13 @@ def alias_routes(fleet: FleetControl) -> APIRouter:
         actor = caller_of(request).actor
         begun = [fleet.wake(row.id, actor) for row in fleet.engines()]
         return await _finished(fleet, begun, "wake")
+
+    @router.post("/reset_prefix_cache")
+    async def reset_prefix_cache(request: Request) -> Response:
+        """Forget the cached prefixes of every engine."""
+        actor = caller_of(request).actor
+        begun = [fleet.reset_prefix_cache(row.id, actor) for row in fleet.engines()]
+        return await _finished(fleet, begun, "reset-prefix-cache")
 
     @router.get("/is_sleeping")
     async def is_sleeping() -> dict[str, bool]:

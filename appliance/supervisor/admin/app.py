@@ -7,6 +7,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from appliance.supervisor.admin import errors
+from appliance.supervisor.admin.adapter_aliases import adapter_alias_routes
+from appliance.supervisor.admin.adapter_routes import adapter_routes
 from appliance.supervisor.admin.aliases import alias_routes
 from appliance.supervisor.admin.fleet_routes import engine_routes, operation_routes
 from appliance.supervisor.admin.guard import Guard
@@ -39,11 +41,13 @@ def create_routes(fleet: FleetControl, telemetry: TelemetryView, keys: KeyStore)
         probe_routes(fleet),
         system_routes(app, fleet),
         engine_routes(fleet),
+        adapter_routes(fleet),
         operation_routes(fleet),
         request_routes(telemetry),
         stats_routes(telemetry),
         key_routes(keys),
         alias_routes(fleet),
+        adapter_alias_routes(fleet),
     ):
         app.include_router(router)
     return app

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from appliance.supervisor.admin.ports import ConflictError, NotFoundError
+from appliance.supervisor.admin.ports import ConflictError, NotFoundError, RefusedError
 from appliance.supervisor.admin.problems import MEDIA_TYPE, ProblemError, problem
 from appliance.supervisor.admin.schemas import Problem
 
@@ -19,8 +19,8 @@ _MOST_ERRORS = 8
 
 def install(app: FastAPI) -> None:
     """Register a handler for every kind of error."""
-    expected = (ProblemError, NotFoundError, ConflictError, RequestValidationError, sqlite3.Error)
-    for kind in expected:
+    expected = (ProblemError, NotFoundError, ConflictError, RefusedError)
+    for kind in (*expected, RequestValidationError, sqlite3.Error):
         app.add_exception_handler(kind, _handle)
     app.add_exception_handler(HTTPException, _handle)
     app.add_exception_handler(Exception, _handle)
@@ -57,6 +57,8 @@ def _problem_of(error: Exception) -> Problem:
 def _other(error: Exception) -> Problem:
     if isinstance(error, NotFoundError):
         return problem(404, "not_found", str(error))
+    if isinstance(error, RefusedError):
+        return problem(422, error.code, str(error), error.hint)
     if isinstance(error, sqlite3.Error):
         logger.error("the state directory cannot be used: %s", error)
         hint = "Is the disk of the state directory full or read-only? Serving goes on without it."
@@ -66,7 +68,7 @@ def _other(error: Exception) -> Problem:
 
 def _conflict(error: ConflictError) -> Problem:
     actions = error.allowed_actions
-    hint = f"Possible now: {', '.join(actions)}." if actions else None
+    hint = f"Possible now: {', '.join(actions)}." if actions else error.hint
     found = problem(409, "conflict", str(error), hint)
     return found.model_copy(
         update={"current_state": error.current_state, "allowed_actions": actions}

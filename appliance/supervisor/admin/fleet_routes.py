@@ -53,10 +53,7 @@ def engine_routes(fleet: FleetControl) -> APIRouter:
     @router.get("/engines/{engine_id}")
     async def engine(engine_id: str) -> EngineRow:
         """One engine."""
-        for row in fleet.engines():
-            if row.id == engine_id:
-                return row
-        raise NotFoundError(f"there is no engine {engine_id!r}")
+        return _find(fleet, engine_id)
 
     @router.post("/engines/{engine_id}/sleep", status_code=202)
     async def sleep(
@@ -86,7 +83,22 @@ def engine_routes(fleet: FleetControl) -> APIRouter:
         operation = fleet.restart(engine_id, caller_of(request).actor)
         return await accepted(fleet, operation, wait, response)
 
+    @router.post("/engines/{engine_id}/reset-prefix-cache", status_code=202)
+    async def reset_prefix_cache(
+        engine_id: str, request: Request, response: Response, wait: Wait = 0
+    ) -> Operation:
+        """Forget cached prefixes; requests that run keep what they use."""
+        operation = fleet.reset_prefix_cache(engine_id, caller_of(request).actor)
+        return await accepted(fleet, operation, wait, response)
+
     return router
+
+
+def _find(fleet: FleetControl, engine_id: str) -> EngineRow:
+    for row in fleet.engines():
+        if row.id == engine_id:
+            return row
+    raise NotFoundError(f"there is no engine {engine_id!r}")
 
 
 def operation_routes(fleet: FleetControl) -> APIRouter:

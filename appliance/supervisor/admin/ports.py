@@ -5,12 +5,14 @@ from typing import Protocol
 
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterRow,
     CreatedKey,
     CreateKey,
     EngineRow,
     GatewayRow,
     JournalEvent,
     KeyRow,
+    LoadAdapterBody,
     Operation,
     RequestRow,
     SleepBody,
@@ -29,14 +31,30 @@ class NotFoundError(Exception):
 class ConflictError(Exception):
     """The verb does not fit the current state."""
 
-    def __init__(self, message: str, current_state: str, allowed_actions: list[str]) -> None:
+    def __init__(
+        self,
+        message: str,
+        current_state: str,
+        allowed_actions: list[str],
+        hint: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.current_state = current_state
         self.allowed_actions = allowed_actions
+        self.hint = hint
+
+
+class RefusedError(Exception):
+    """What is asked for can never work as it stands; `code` is stable, `hint` says what would."""
+
+    def __init__(self, code: str, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
 
 
 class FleetControl(Protocol):
-    """Engines, gateways, operations and aborts."""
+    """Engines, gateways, adapters, operations and aborts."""
 
     def engines(self) -> list[EngineRow]:
         """All engines, in order."""
@@ -56,6 +74,26 @@ class FleetControl(Protocol):
 
     def restart(self, engine_id: str, actor: str) -> Operation:
         """Begin to restart an engine; also leaves `crash_loop` and `failed`."""
+        ...
+
+    def reset_prefix_cache(self, engine_id: str, actor: str) -> Operation:
+        """Begin to forget cached prefixes. Raises NotFoundError, ConflictError."""
+        ...
+
+    def adapters(self) -> list[AdapterRow]:
+        """All LoRA adapters, by name."""
+        ...
+
+    async def load_adapter(self, name: str, body: LoadAdapterBody, actor: str) -> Operation:
+        """Check an adapter, then begin to load it. Raises RefusedError, ConflictError."""
+        ...
+
+    def unload_adapter(self, name: str, actor: str) -> Operation:
+        """Begin to unload an adapter. Raises NotFoundError, ConflictError."""
+        ...
+
+    def pin_adapter(self, name: str, actor: str, *, pinned: bool) -> Operation:
+        """Begin to pin or unpin an adapter. Raises NotFoundError, ConflictError."""
         ...
 
     def operations(self) -> list[Operation]:

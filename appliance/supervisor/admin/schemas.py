@@ -7,7 +7,13 @@ The dashboard and the command line import these and nothing else of the applianc
 from datetime import datetime
 from typing import Any, Generic, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import ConfigDict, Field
+
+from appliance.supervisor.admin.adapter_schemas import AdapterOnEngine as AdapterOnEngine
+from appliance.supervisor.admin.adapter_schemas import AdapterRow as AdapterRow
+from appliance.supervisor.admin.adapter_schemas import AdapterState as AdapterState
+from appliance.supervisor.admin.adapter_schemas import LoadAdapterBody as LoadAdapterBody
+from appliance.supervisor.admin.adapter_schemas import Schema as Schema
 
 ItemT = TypeVar("ItemT")
 
@@ -32,12 +38,6 @@ def includes(held: Scope, needed: Scope) -> bool:
     """Whether a key of the scope `held` may do what needs `needed`."""
     ranks = get_args(Scope)
     return ranks.index(held) >= ranks.index(needed)
-
-
-class Schema(BaseModel):
-    """Base: ignores fields that a newer server adds."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
 
 class Collection(Schema, Generic[ItemT]):
@@ -101,6 +101,10 @@ class EngineRow(Schema):
     next_restart_at: datetime | None = None
     last_exit: str | None = None
     allowed_actions: list[str] = Field(default_factory=list)
+    dtype_reason: str | None = None
+    """Why `dtype` is not what was asked for or saved."""
+    adapters: list[str] = Field(default_factory=list)
+    """LoRA adapters that requests to it may name now."""
 
 
 class GatewayRow(Schema):
@@ -124,11 +128,23 @@ class SleepBody(Schema):
     timeout_s: float = Field(60.0, gt=0, le=3600)
 
 
+OperationKind = Literal[
+    "sleep",
+    "wake",
+    "restart",
+    "reset-prefix-cache",
+    "lora.load",
+    "lora.unload",
+    "lora.pin",
+    "lora.unpin",
+]
+
+
 class Operation(Schema):
     """A verb that was asked for, and how it goes."""
 
     id: str
-    kind: Literal["sleep", "wake", "restart"]
+    kind: OperationKind
     target: str
     state: Literal["queued", "running", "done", "failed", "canceled"]
     phase: str | None = None
@@ -265,7 +281,7 @@ class JournalEvent(Schema):
 class Snapshot(Schema):
     """First event of the stream.
 
-    Deltas follow: `engine`, `request`, `operation`, `stats`, `event`.
+    Deltas follow: `engine`, `adapter`, `request`, `operation`, `stats`, `event`.
     """
 
     engines: list[EngineRow]
@@ -274,6 +290,7 @@ class Snapshot(Schema):
     operations: list[Operation]
     stats: Stats
     events: list[JournalEvent]
+    adapters: list[AdapterRow] = Field(default_factory=list)
 
 
 class KeyRow(Schema):
@@ -317,6 +334,8 @@ class SystemInfo(Schema):
     data_socket: str
     admin_socket: str
     on_asleep: str
+    adapter_roots: list[str] = Field(default_factory=list)
+    """Directories that adapters may be loaded from."""
 
 
 class WhoAmI(Schema):

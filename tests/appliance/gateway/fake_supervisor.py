@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from appliance.control_link.messages import (
+    AdapterRoute,
     EngineRoute,
     FleetState,
     GatewayAccounts,
@@ -81,6 +82,7 @@ class FakeSupervisor:
 
     def __init__(self, run_dir: Path) -> None:
         self.engines: dict[str, EngineRoute] = {}
+        self.adapters: tuple[AdapterRoute, ...] = ()
         self.keys = (
             key_record(KEY, "inference"),
             key_record(VIEWER_KEY, "viewer"),
@@ -116,6 +118,7 @@ class FakeSupervisor:
                 on_asleep=self.on_asleep,
                 draining=False,
                 auth_required=self.auth_required,
+                adapters=self.adapters,
             )
         )
 

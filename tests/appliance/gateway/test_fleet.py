@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from appliance.control_link.messages import EngineRoute
-from appliance.gateway.fleet import Asleep, Dispatch, Hold, Unavailable, choose
+from appliance.control_link.messages import EngineRoute, FleetState, Limits
+from appliance.gateway.fleet import Asleep, Dispatch, Fleet, Hold, Unavailable, choose
+from engine.client.balance import prefix_hashes
 from tests.appliance.gateway.fake_supervisor import a_route
 
 
@@ -43,3 +44,32 @@ def test_engines_that_do_not_come_back_by_themselves_are_not_waited_for():
     assert choose(routes, {}) == Unavailable(routes[0])
     assert choose([], {}) == Unavailable(None)
     assert isinstance(choose([engine("e0", "backoff")], {}), Hold)
+
+
+def test_a_prompt_goes_where_its_beginning_went_before_unless_that_engine_has_more_to_do():
+    fleet = Fleet()
+    routes = (engine("e0", "ready"), engine("e1", "ready"), engine("e2", "ready"))
+    fleet.apply(
+        FleetState(
+            sequence=1,
+            engines=routes,
+            keys=(),
+            limits=Limits(max_queued=1, requests_per_minute=1, tokens_per_minute=1, hold_s=1),
+            on_asleep="wake",
+            draining=False,
+            auth_required=False,
+        )
+    )
+    talk = prefix_hashes(range(1000))
+    fleet.note_sent(routes[1], talk)
+    name = routes[0].served_names[0]
+
+    assert fleet.choose(name, talk) == Dispatch(routes[1])
+    assert fleet.choose(name, prefix_hashes(range(2000, 3000))) != Dispatch(routes[1])
+
+    fleet.load["e1"] = 20
+    assert fleet.choose(name, talk) != Dispatch(routes[1])
+
+    fleet.load["e1"] = 0
+    fleet.mark_dead("e1", 1)
+    assert fleet.choose(name, talk) != Dispatch(routes[1])

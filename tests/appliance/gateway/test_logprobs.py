@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from appliance.gateway.logprobs import chat_logprobs, completion_logprobs
-from appliance.gateway.tokenizer import Tokenizer
+from engine.text.tokenizer import Tokenizer
 from engine.wire.messages import TokenLogprob, TokenLogprobs
 
 

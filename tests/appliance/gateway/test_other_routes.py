@@ -48,16 +48,6 @@ async def test_streamed_completions_add_up_with_their_logprobs(run_dir, tiny_mod
         assert chunks[-1].usage.completion_tokens == 12
 
 
-async def test_echo_with_logprobs_is_refused_because_prompts_have_none(run_dir, tiny_model_path):
-    async with running(run_dir, tiny_model_path) as stand:
-        http = await stand.http()
-        body = {"model": "tiny", "prompt": "a", "echo": True, "logprobs": 1}
-
-        answer = await http.post("/v1/completions", json=body)
-
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "echo")
-
-
 async def test_an_end_token_is_counted_but_not_shown(run_dir, tiny_model_path):
     def script(request: AddRequest, index: int) -> int:
         return [20, 21, 2][index]

@@ -4,14 +4,14 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from appliance.config.settings import Settings
 from appliance.control_link.gateway_config import GatewayConfig
 from appliance.control_link.messages import Limits
-from appliance.supervisor.admin.schemas import EngineRow, SystemInfo
+from appliance.supervisor.admin.schemas import AdapterRow, EngineRow, SystemInfo
 from appliance.supervisor.desired_state import StateDatabase, open_state
 from appliance.supervisor.fleet import Fleet, FleetPlan
 from appliance.supervisor.health import HealthLimits
@@ -62,6 +62,19 @@ class Appliance:
     async def until_state(self, state: str, *, epoch: int | None = None) -> EngineRow:
         return await self.until(lambda r: r.state == state and epoch in (None, r.epoch))
 
+    async def until_adapter(self, name: str, holds: Callable[[AdapterRow], bool]) -> AdapterRow:
+        """Wait for a value of an adapter's row, as the event stream tells it."""
+        stream = self.hub.subscribe(None)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    for row in self.supervisor.adapters():
+                        if row.name == name and holds(row):
+                            return row
+                    await anext(stream)
+        finally:
+            await stream.aclose()
+
     async def until_gateway_ready(self, epoch: int) -> None:
         """Gateways have no row of change: ask."""
         async with asyncio.timeout(WAIT_S):
@@ -86,6 +99,7 @@ async def appliance(
     gateways: int = 0,
     health: HealthLimits | None = None,
     ready: bool = True,
+    adapter_root: Path | None = None,
 ) -> AsyncIterator[Appliance]:
     """Run a supervisor with one fake engine per model; end it in order afterwards."""
     os.environ["PYTHONPATH"] = str(ROOT)
@@ -95,8 +109,11 @@ async def appliance(
     lines: list[tuple[str, str]] = []
     launcher = LocalLauncher(lambda name, line: lines.append((name, line)))
     listening = bind_tcp("data plane", "127.0.0.1", 0, share=False)
+    plan = _plan(run_dir, models, gateways, listening.fileno(), health or HealthLimits())
+    if adapter_root is not None:
+        plan = replace(plan, adapter_roots=(adapter_root,))
     supervisor = Supervisor(
-        _plan(run_dir, models, gateways, listening.fileno(), health or HealthLimits()),
+        plan,
         state,
         keys,
         hub,

@@ -3,6 +3,8 @@
 What it does is in the name of its model: `well`, `crash` (dies once it is ready), `crash-early`,
 `config-error`, `loud` (writes more than a pipe holds, without a newline), `busy` (will not sleep),
 `mute` (never answers a call), `no-wake` (refuses to wake), `forgetful` (wakes as another model).
+An adapter whose directory has a file `refused-by-e1` is refused by that engine; one with a file
+`e1-is-blind` is another for that engine than for others.
 """
 
 import argparse
@@ -11,12 +13,13 @@ import faulthandler
 import os
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 
 from engine.config import EngineConfig
 from engine.parent_death import watch_parent
-from engine.wire.calls import Sleep, Wake, WakeReport
+from engine.wire.calls import LoadAdapter, Sleep, Wake, WakeReport
 from engine.wire.header import Header
 from engine.wire.messages import UtilityCall, UtilityError, UtilityReply
 from tests.fakes import FakeEngine
@@ -26,6 +29,10 @@ CONFIG_ERROR = 78
 
 class Difficult(FakeEngine):
     """Answers some calls in its own way."""
+
+    @property
+    def _name(self) -> str:
+        return self.config.engine_id
 
     async def _utility(self, index: int, header: Header, body: UtilityCall) -> None:
         error, result = None, msgspec.Raw(b"\xc0")
@@ -39,6 +46,12 @@ class Difficult(FakeEngine):
             case "forgetful", Wake():
                 report = WakeReport(resident_bytes=1, took_ns=1, canary_ok=False)
                 result = msgspec.Raw(msgspec.msgpack.encode(report))
+            case _, LoadAdapter(path=path) if (Path(path) / f"refused-by-{self._name}").exists():
+                error = UtilityError(code="invalid", message="it does not fit the model")
+            case _, LoadAdapter(path=path) if (Path(path) / f"{self._name}-is-blind").exists():
+                elsewhere = msgspec.structs.replace(body.call, path=str(Path(path).parent))
+                await super()._utility(index, header, msgspec.structs.replace(body, call=elsewhere))
+                return
             case _:
                 await super()._utility(index, header, body)
                 return

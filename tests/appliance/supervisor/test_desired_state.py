@@ -1,6 +1,7 @@
 """What survives a restart of the appliance, and of its version."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from appliance.supervisor.desired_state import (
     VERSION,
     NewerStateError,
+    WantedAdapter,
     migrate,
     open_state,
 )
@@ -117,3 +119,33 @@ def test_the_file_belongs_to_its_user_alone(path: Path):
     open_state(path).close()
 
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_adapters_survive_by_name_and_are_forgotten(path: Path):
+    sql = WantedAdapter("sql", "/adapters/sql", "base", "ab" * 32, pinned=True)
+    state = open_state(path)
+    state.set_adapter(replace(sql, content_hash="cd" * 32))
+    state.set_adapter(sql)
+    state.set_adapter(replace(sql, name="chat", pinned=False))
+    state.close()
+
+    state = open_state(path)
+    assert state.adapters() == [replace(sql, name="chat", pinned=False), sql]
+    state.drop_adapter("chat")
+    assert state.adapters() == [sql]
+    state.close()
+
+
+def test_a_state_of_version_2_keeps_its_sleep_levels_and_has_no_adapters(path: Path):
+    old = sqlite3.connect(path)
+    migrate(old, 2)
+    old.execute("INSERT INTO engines (id, desired_sleep_level) VALUES ('e0', 2)")
+    old.commit()
+    old.close()
+
+    state = open_state(path)
+
+    assert state.desired_sleep_level("e0") == 2
+    assert state.adapters() == []
+    assert state.connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    state.close()

@@ -1,12 +1,14 @@
 """Writes the tiny model as GGUF, the way llama.cpp's converter does."""
 
+import math
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
-from gguf.quants import quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize, quantize
 
 from engine.checkpoint.checkpoint import open_checkpoint
+from engine.checkpoint.gguf_header import read_header
 from tests.tiny_model import SPECIAL
 
 NAMES = {
@@ -35,6 +37,16 @@ def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
     """Interleave the halves of each head, as llama.cpp's rotary wants them."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, *weight.shape[1:])
     return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def stored_values(path: Path, name: str) -> np.ndarray:
+    """Decode one tensor with the `gguf` package, whose own reader takes long for vocabularies."""
+    tensor = next(each for each in read_header(path).tensors if each.name == name)
+    kind = GGMLQuantizationType(tensor.type_id)
+    block_values, block_bytes = GGML_QUANT_SIZES[kind]
+    num_bytes = math.prod(tensor.shape) // block_values * block_bytes
+    stored = np.fromfile(path, np.uint8, num_bytes, offset=tensor.offset)
+    return dequantize(stored.reshape(*tensor.shape[:-1], -1), kind)
 
 
 def write_gguf(

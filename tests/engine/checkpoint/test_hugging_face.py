@@ -9,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from engine.checkpoint.checkpoint import CheckpointError, UnsupportedModelError, open_checkpoint
+from engine.checkpoint.model_config import config_from_hugging_face
+from tests.engine.checkpoint.gguf_families import FAMILIES, weights_of
 from tests.tiny_model import CHATML, make_tiny_model
 
 NESTED = "nested deeper than Python's stack"
@@ -29,7 +31,7 @@ def test_a_directory_gives_everything_the_gateway_and_the_engine_need(directory)
 
     assert checkpoint.architecture == "LlamaForCausalLM"
     assert checkpoint.config.head_dim == 16
-    assert checkpoint.config.dtype == "float32"
+    assert checkpoint.config.dtype == "bfloat16"
     assert checkpoint.eos_token_ids == (2,)
     assert checkpoint.bos_token_id == 1
     assert checkpoint.chat_template == CHATML
@@ -58,6 +60,54 @@ def test_shards_are_found_through_the_index(directory):
 
     assert sorted(checkpoint.tensors) == names
     assert all(np.array_equal(checkpoint.read(name), whole[name]) for name in names)
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_shards_of_every_family_hold_what_transformers_saved(family, tmp_path):
+    model = family.model()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    weights = weights_of(model)
+
+    checkpoint = open_checkpoint(tmp_path)
+
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    assert checkpoint.config == config_from_hugging_face(model.config.to_dict())
+    assert checkpoint.config.dtype == "float32"
+    assert set(checkpoint.tensors) == set(weights)
+    assert all(np.array_equal(checkpoint.read(name), weights[name]) for name in weights)
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_model_of_a_multimodal_gemma3_is_taken_out(tmp_path, prefix):
+    model = next(family for family in FAMILIES if family.name == "Gemma3Text").model()
+    weights = weights_of(model)
+    tower = {"vision_tower.x.weight": np.ones(3, np.float32)}
+    renamed = {prefix + name.removeprefix("model."): each for name, each in weights.items()}
+    save_file(renamed | tower, tmp_path / "model.safetensors")
+    fields = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": model.config.to_dict() | {"eos_token_id": [1, 106]},
+        "bos_token_id": 2,
+    }
+    edit(tmp_path / "config.json", **fields)
+
+    checkpoint = open_checkpoint(tmp_path)
+
+    assert checkpoint.architecture == "Gemma3ForCausalLM"
+    assert set(checkpoint.tensors) == set(weights)
+    assert all(np.array_equal(checkpoint.read(name), weights[name]) for name in weights)
+    assert (checkpoint.eos_token_ids, checkpoint.bos_token_id) == ((1, 106), 2)
+
+    save_file(tower, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=r"no text model.*language_model\.model"):
+        _ = open_checkpoint(tmp_path).tensors
+
+
+def test_a_tokenizer_of_sentencepiece_alone_says_how_to_convert_it(directory):
+    (directory / "tokenizer.json").rename(directory / "tokenizer.model")
+
+    with pytest.raises(CheckpointError, match="AutoTokenizer"):
+        open_checkpoint(directory).tokenizer()
 
 
 def test_bfloat16_comes_as_raw_bits(directory):
@@ -91,6 +141,10 @@ def test_a_template_file_wins_and_lists_of_templates_are_understood(directory):
     assert open_checkpoint(directory).chat_template == "D"
     assert open_checkpoint(directory).eos_token == "<|im_end|>"
 
+    edit(directory / "tokenizer_config.json", chat_template=None)
+    edit(directory / "chat_template.json", chat_template="JSON")
+    assert open_checkpoint(directory).chat_template == "JSON"
+
     (directory / "chat_template.jinja").write_text("FILE")
     assert open_checkpoint(directory).chat_template == "FILE"
 
@@ -100,8 +154,7 @@ def test_a_template_file_wins_and_lists_of_templates_are_understood(directory):
     [
         ({"architectures": ["MambaForCausalLM"]}, "supported: LlamaForCausalLM"),
         ({"hidden_act": "gelu"}, "supported: silu"),
-        ({"attention_bias": True}, "attention_bias"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2}}, "default, linear, llama3"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
     ],
 )
@@ -115,7 +168,7 @@ def test_models_that_cannot_run_are_refused_by_name(directory, fields, reason):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"architectures": []},
+        {"architectures": [], "model_type": None},
         {"hidden_size": "many"},
         {"hidden_size": None},
         {"num_attention_heads": 0},

@@ -35,6 +35,7 @@ class CoreBench:
         self.posted: list[Outgoing] = []
         self.records: list[HopRecord | StepRecord] = []
         self.beats: list[str] = []
+        self.wakes = 0
         self._sequence = itertools.count(1)
         clients = tuple(ClientEndpoint(name=name, input="", output="") for name in CLIENTS)
         config = EngineConfig(
@@ -64,6 +65,9 @@ class CoreBench:
 
     def beat(self, phase: str) -> None:
         self.beats.append(phase)
+
+    def wake(self) -> None:
+        self.wakes += 1
 
     def progress(self, phase: str, done: int, total: int) -> None:
         self.beats.append(f"{phase} {done}/{total}")

@@ -6,8 +6,10 @@ right only if every position of the request was written and nobody overwrote it.
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
+
+from tokenizers import Tokenizer
 
 from engine.core.batch import (
     ConfigError,
@@ -18,6 +20,7 @@ from engine.core.batch import (
     StepResult,
 )
 from engine.wire.messages import TokenLogprob, TokenLogprobs
+from tests.tiny_model import make_tokenizer
 
 VOCAB = 500
 EOS = 2
@@ -90,6 +93,12 @@ class KvRunner:
             eos_token_ids=(EOS,),
         )
 
+    def tokenizer(self) -> Tokenizer:
+        return make_tokenizer()
+
+    def adapter_store(self, on_ready: Callable[[], None]) -> None:
+        return None
+
     def execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         assert self.loaded, "asleep"
         self.batches.append(list(batch))
@@ -112,14 +121,25 @@ class KvRunner:
         if FAULTY in tokens:
             result.faults[share.request_id] = "the sampler failed"
         elif share.samples:
-            token = next_token(tokens, share.banned_token_ids)
-            result.token_ids[share.request_id] = token + self.spoiled
-            if share.sampling.logprobs is not None:
-                top = TokenLogprob(token_id=token, logprob=-0.5)
-                entry = TokenLogprobs(
-                    token_id=token, logprob=-0.5, top=(top,) * share.sampling.logprobs
+            self._sample(share, tokens, result)
+
+    def _sample(self, share: ScheduledRequest, tokens: list[int], result: StepResult) -> None:
+        """Keep tokens up to the first that differs from its draft."""
+        sampled: list[int] = []
+        for known in range(len(tokens) - share.num_drafts, len(tokens) + 1):
+            sampled.append(next_token(tokens[:known], share.banned_token_ids) + self.spoiled)
+            if known < len(tokens) and tokens[known] != sampled[-1]:
+                break
+        result.token_ids[share.request_id] = tuple(sampled)
+        if share.sampling.logprobs is not None:
+            result.logprobs[share.request_id] = tuple(
+                TokenLogprobs(
+                    token_id=token,
+                    logprob=-0.5,
+                    top=(TokenLogprob(token_id=token, logprob=-0.5),) * share.sampling.logprobs,
                 )
-                result.logprobs[share.request_id] = entry
+                for token in sampled
+            )
 
     def _slot(self, share: ScheduledRequest, position: int) -> tuple[int, int]:
         return share.block_table[position // self.block_size], position % self.block_size

@@ -6,19 +6,27 @@ import msgspec
 import pytest
 import torch
 
-from engine.core.batch import ScheduledRequest
+from engine.core.batch import SampleRow
 from engine.core.sampler import Sampler, uniform
 from engine.wire.messages import SamplingParams
-from tests.engine.models.harness import share
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 RANDOM = SamplingParams(max_tokens=1, temperature=1.0, seed=7)
 
 
-def asked(sampling: SamplingParams, *, at: int = 0, name: str = "r", banned=()) -> ScheduledRequest:
-    return share(
-        [1], blocks=[0], request_id=name, sampling=sampling, output_tokens=at, banned=banned
+def asked(sampling: SamplingParams, *, at: int = 0, name: str = "r", banned=()) -> SampleRow:
+    return SampleRow(
+        request_id=name,
+        sampling=sampling,
+        position=at,
+        num_prompt_tokens=1,
+        history=[1] * (1 + at),
+        banned_token_ids=banned,
     )
+
+
+def token_ids(logits: torch.Tensor, rows: list[SampleRow]) -> list[int | None]:
+    return [sampled.token_id for sampled in Sampler().sample(logits, rows)]
 
 
 def changed(sampling: SamplingParams, **fields: object) -> SamplingParams:
@@ -28,8 +36,7 @@ def changed(sampling: SamplingParams, **fields: object) -> SamplingParams:
 def draw(logits: list[float], sampling: SamplingParams, times: int = 2000) -> Counter[int]:
     """Sample one position of many requests that differ in their seed."""
     requests = [asked(changed(sampling, seed=seed), name=str(seed)) for seed in range(times)]
-    result = Sampler().sample(torch.tensor([logits] * times), requests)
-    return Counter(result.token_ids.values())
+    return Counter(token_ids(torch.tensor([logits] * times), requests))
 
 
 def rows(count: int, vocab: int = 5000, seed: int = 3) -> torch.Tensor:
@@ -40,9 +47,7 @@ def rows(count: int, vocab: int = 5000, seed: int = 3) -> torch.Tensor:
 def test_greedy_takes_the_best_token_and_the_first_of_equals():
     logits = torch.tensor([[0.0, 5.0, 2.0], [4.0, 1.0, 4.0]])
 
-    result = Sampler().sample(logits, [asked(GREEDY, name="a"), asked(GREEDY, name="b")])
-
-    assert result.token_ids == {"a": 1, "b": 0}
+    assert token_ids(logits, [asked(GREEDY, name="a"), asked(GREEDY, name="b")]) == [1, 0]
 
 
 def test_a_temperature_near_zero_is_greedy():
@@ -100,20 +105,17 @@ def test_a_flat_distribution_over_a_large_vocabulary_is_cut_exactly():
 def test_banned_tokens_are_never_chosen():
     logits = torch.tensor([[0.0, 5.0, 2.0], [0.0, 5.0, 2.0]])
 
-    result = Sampler().sample(
-        logits,
-        [asked(GREEDY, name="a", banned=[1]), asked(RANDOM, name="b", banned=[0, 1])],
-    )
+    rows = [asked(GREEDY, name="a", banned=[1]), asked(RANDOM, name="b", banned=[0, 1])]
 
-    assert result.token_ids == {"a": 2, "b": 2}
+    assert token_ids(logits, rows) == [2, 2]
 
 
 def test_the_same_seed_and_position_give_the_same_token():
-    first = [Sampler().sample(rows(1), [asked(RANDOM, at=at)]).token_ids["r"] for at in range(20)]
-    again = [Sampler().sample(rows(1), [asked(RANDOM, at=at)]).token_ids["r"] for at in range(20)]
+    first = [token_ids(rows(1), [asked(RANDOM, at=at)]) for at in range(20)]
+    again = [token_ids(rows(1), [asked(RANDOM, at=at)]) for at in range(20)]
 
     assert first == again
-    assert len(set(first)) > 5
+    assert len({token_id for (token_id,) in first}) > 5
 
 
 def test_requests_without_a_seed_differ_from_each_other_but_stay_with_theirs():
@@ -122,7 +124,7 @@ def test_requests_without_a_seed_differ_from_each_other_but_stay_with_theirs():
 
     def tokens(name: str) -> list[int]:
         steps = [sampler.sample(rows(1), [asked(unseeded, at=at, name=name)]) for at in range(10)]
-        return [step.token_ids[name] for step in steps]
+        return [step[0].token_id for step in steps]
 
     assert tokens("a") == tokens("a")
     assert tokens("a") != tokens("b")
@@ -148,8 +150,7 @@ def test_company_in_the_batch_changes_neither_token_nor_logprobs(sampling):
     alone = Sampler().sample(rows(10)[:1].clone(), [asked(sampling, at=3)])
     together = Sampler().sample(rows(10), [asked(sampling, at=3), *others])
 
-    assert together.token_ids["r"] == alone.token_ids["r"]
-    assert together.logprobs.get("r") == alone.logprobs.get("r")
+    assert together[0] == alone[0]
 
 
 def test_logprobs_are_those_of_the_unfiltered_model_and_agree_with_the_list():
@@ -157,10 +158,10 @@ def test_logprobs_are_those_of_the_unfiltered_model_and_agree_with_the_list():
     wanted = logits.double().log_softmax(-1)[0]
 
     sampling = changed(RANDOM, temperature=0.3, top_k=3, logprobs=5)
-    result = Sampler().sample(logits.clone(), [asked(sampling)])
+    (sampled,) = Sampler().sample(logits.clone(), [asked(sampling)])
 
-    found = result.logprobs["r"]
-    assert found.token_id == result.token_ids["r"]
+    found = sampled.logprobs
+    assert found.token_id == sampled.token_id
     assert found.logprob == pytest.approx(wanted[found.token_id].item(), abs=1e-4)
     assert [entry.token_id for entry in found.top] == wanted.topk(5).indices.tolist()
     assert {entry.token_id: entry.logprob for entry in found.top}[found.token_id] == found.logprob
@@ -170,15 +171,15 @@ def test_equal_logprobs_are_listed_by_token_id():
     logits = torch.zeros(1, 100)
     logits[0, 40:60] = 1.0
 
-    result = Sampler().sample(logits, [asked(changed(GREEDY, logprobs=4))])
+    (sampled,) = Sampler().sample(logits, [asked(changed(GREEDY, logprobs=4))])
 
-    assert [entry.token_id for entry in result.logprobs["r"].top] == [40, 41, 42, 43]
+    assert [entry.token_id for entry in sampled.logprobs.top] == [40, 41, 42, 43]
 
 
 def test_zero_logprobs_give_the_chosen_token_alone():
-    result = Sampler().sample(rows(1), [asked(changed(GREEDY, logprobs=0))])
+    (sampled,) = Sampler().sample(rows(1), [asked(changed(GREEDY, logprobs=0))])
 
-    assert result.logprobs["r"].top == ()
+    assert sampled.logprobs.top == ()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -187,10 +188,12 @@ def test_a_row_without_numbers_is_a_fault_of_its_request_alone(bad, sampling):
     logits = rows(2)
     logits[0, 17] = bad
 
-    result = Sampler().sample(logits, [asked(sampling, name="bad"), asked(sampling, name="good")])
+    asks = [asked(sampling, name="bad"), asked(sampling, name="good")]
+    bad_one, good_one = Sampler().sample(logits, asks)
 
-    assert set(result.faults) == {"bad"}
-    assert set(result.token_ids) == {"good"}
+    assert (bad_one.token_id, bad_one.fault) == (None, "the model gave no number")
+    assert good_one.fault is None
+    assert good_one.token_id is not None
 
 
 @pytest.mark.parametrize(
@@ -204,15 +207,20 @@ def test_a_row_without_numbers_is_a_fault_of_its_request_alone(bad, sampling):
         {"min_p": 2.0},
         {"top_k": 0},
         {"logprobs": 1000},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
+        {"frequency_penalty": float("nan")},
+        {"frequency_penalty": float("inf")},
     ],
 )
 def test_parameters_out_of_range_are_a_fault_of_their_request_alone(fields):
-    requests = [asked(changed(RANDOM, **fields), name="bad"), asked(RANDOM, name="good")]
+    asks = [asked(changed(RANDOM, **fields), name="bad"), asked(RANDOM, name="good")]
 
-    result = Sampler().sample(rows(2), requests)
+    bad, good = Sampler().sample(rows(2), asks)
 
-    assert set(result.faults) == {"bad"}
-    assert set(result.token_ids) == {"good"}
+    assert bad.token_id is None
+    assert next(iter(fields)).split("_")[0] in bad.fault
+    assert good.fault is None
 
 
 def test_uniform_numbers_are_spread_over_seeds_and_positions():

@@ -4,73 +4,11 @@ import random
 
 import pytest
 
-from engine.core.block_pool import BlockPool
 from engine.core.endings import ABORTED, ending_of
-from engine.core.request import EngineRequest, Owner, Produced, StepTimes, engine_request
-from engine.core.scheduler import Limits, Plan, Scheduler
-from engine.wire.header import new_context
-from engine.wire.messages import AddRequest, FinishReason, SamplingParams
-from tests.engine.core.kv_runner import EOS, FAULTY, KvRunner, next_token, oracle
-
-OWNER = Owner(1, "gateway-0", 1)
-
-
-def a_request(name: str, prompt: list[int], **options: object) -> EngineRequest:
-    message_fields = {
-        key: options.pop(key) for key in ("deadline_ns", "priority") if key in options
-    }
-    sampling = SamplingParams(**{"max_tokens": 5, "temperature": 0.0, **options})
-    message = AddRequest(
-        request_id=name,
-        prompt_token_ids=tuple(prompt),
-        sampling=sampling,
-        arrival_ns=0,
-        **message_fields,
-    )
-    return engine_request(message, OWNER, new_context(), (EOS,), received_ns=1)
-
-
-class Bench:
-    """A scheduler and a runner, stepped by hand, with a clock that ticks once a step."""
-
-    def __init__(
-        self, *, num_blocks: int = 64, seqs: int = 8, budget: int = 16, max_len: int = 200
-    ) -> None:
-        self.runner = KvRunner(num_blocks=num_blocks)
-        self.runner.load(lambda phase, done, total: None)
-        self.pool = BlockPool(num_blocks, self.runner.block_size)
-        self.scheduler = Scheduler(Limits(seqs, budget, max_len), self.pool)
-        self.now_ns = 10
-        self.steps = 0
-        self.plan = Plan()
-        self.outputs: dict[str, list[int]] = {}
-        self.endings: dict[str, Produced] = {}
-
-    def add(self, *requests: EngineRequest) -> None:
-        for request in requests:
-            assert self.scheduler.refusal(request) is None
-            self.scheduler.add(request)
-
-    def step(self) -> list[Produced]:
-        self.now_ns += 10
-        self.steps += 1
-        self.plan = self.scheduler.schedule(self.now_ns)
-        result = self.runner.execute(self.plan.batch)
-        times = StepTimes(self.steps, self.now_ns, self.now_ns + 5, len(self.plan.batch))
-        produced = [*self.plan.expired, *self.scheduler.update(self.plan, result, times)]
-        for item in produced:
-            output = item.output
-            self.outputs.setdefault(output.request_id, []).extend(output.new_token_ids)
-            if output.finish_reason:
-                self.endings[output.request_id] = item
-        return produced
-
-    def run(self) -> None:
-        while self.scheduler.requests:
-            self.step()
-
-    def shares(self) -> dict[str, int]:
-        return {share.request_id: len(share.token_ids) for share in self.plan.batch}
+from engine.core.request import EngineRequest
+from engine.wire.messages import FinishReason
+from tests.engine.core.kv_runner import EOS, FAULTY, next_token, oracle
+from tests.engine.core.scheduler_bench import Bench, a_request
 
 
 def test_a_long_prompt_is_computed_in_chunks_of_the_budget():
@@ -131,7 +69,7 @@ def test_the_youngest_gives_way_when_blocks_run_out_and_its_tokens_stay_the_same
     timelines = {name: item.output.timeline for name, item in bench.endings.items()}
     assert timelines["old"].preempted_ns == ()
     assert len(timelines["young"].preempted_ns) >= 1
-    assert bench.pool.num_used == 0
+    assert bench.scheduler.pool.num_used == 0
 
 
 def test_a_preempted_request_goes_before_those_that_wait():
@@ -252,7 +190,7 @@ def test_a_deadline_that_passed_ends_a_request_waiting_or_running():
         output = bench.endings[name].output
         assert output.finish_reason is FinishReason.ERROR
         assert output.error.code == "deadline_exceeded"
-    assert bench.pool.num_used == 0
+    assert bench.scheduler.pool.num_used == 0
 
 
 def test_a_fault_ends_its_request_alone():
@@ -332,7 +270,7 @@ class Explorer:
             return
         self.bench.step()
         planned = sum(len(share.token_ids) for share in self.bench.plan.batch)
-        assert 0 < planned <= self.budget or self.bench.plan.expired
+        assert 0 < planned <= self.budget or self.bench.plan.ended
 
     def abort(self) -> None:
         live = list(self.bench.scheduler.requests.values())
@@ -342,7 +280,7 @@ class Explorer:
             self.bench.endings[request.request_id] = ended
 
     def check(self) -> None:
-        pool, scheduler = self.bench.pool, self.bench.scheduler
+        pool, scheduler = self.bench.scheduler.pool, self.bench.scheduler
         live = scheduler.requests.values()
         held = [block for request in live for block in request.block_table]
         assert len(held) == len(set(held)) == pool.num_used
@@ -365,7 +303,7 @@ class Explorer:
             self.step()
             self.check()
         assert not self.bench.scheduler.requests, "the scheduler does not come to an end"
-        assert self.bench.pool.num_used == 0
+        assert self.bench.scheduler.pool.num_used == 0
         assert set(self.bench.endings) == set(self.requests), "every request ends exactly once"
 
 

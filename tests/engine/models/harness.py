@@ -1,6 +1,7 @@
 """Runs a model step by step without a scheduler, and builds the same model in transformers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,11 +11,11 @@ from engine.checkpoint.checkpoint import open_checkpoint
 from engine.config import EngineConfig
 from engine.core.batch import ScheduledRequest
 from engine.core.kv_cache import allocate_cache, plan_cache
-from engine.core.runner import TorchRunner
-from engine.core.step_input import pack
+from engine.core.step_input import Bounds, pack
 from engine.core.weights import WeightLoader
 from engine.kernels.reference.backend import ReferenceBackend
-from engine.models import llama
+from engine.layers.linear import StepAdapters
+from engine.models.registry import family_of
 from engine.wire.messages import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
@@ -25,7 +26,9 @@ def engine_config(path: Path, **changes: object) -> EngineConfig:
     return EngineConfig(model=str(path), **(fields | changes))
 
 
-def make_runner(path: Path, **changes: object) -> TorchRunner:
+def make_runner(path: Path, **changes: object):
+    from engine.core.runner import TorchRunner
+
     runner = TorchRunner(engine_config(path, **changes))
     runner.load(lambda _phase, _done, _total: None)
     return runner
@@ -40,6 +43,7 @@ def share(
     sampling: SamplingParams = GREEDY,
     output_tokens: int = 0,
     banned: Sequence[int] = (),
+    window_blocks: Sequence[int] = (),
 ) -> ScheduledRequest:
     return ScheduledRequest(
         request_id=request_id,
@@ -50,35 +54,119 @@ def share(
         sampling=sampling,
         num_output_tokens=output_tokens,
         banned_token_ids=banned,
+        window_table=window_blocks,
     )
 
 
 class ModelHarness:
     """A loaded model whose logits of every row can be looked at."""
 
-    def __init__(self, path: Path, dtype: str = "float32", cache_mib: int = 64) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: str = "float32",
+        cache_mib: int = 64,
+        max_model_len: int | None = None,
+    ) -> None:
         checkpoint = open_checkpoint(path)
         self.config = checkpoint.config
         self.block_size = 16
         device, torch_dtype = torch.device("cpu"), getattr(torch, dtype)
+        family = family_of(self.config)
         self.kernels = ReferenceBackend()
-        self.kernels.prepare(llama.shapes(self.config, torch_dtype, device))
+        self.kernels.prepare(family.shapes(self.config, torch_dtype, device))
         loader = WeightLoader(checkpoint, torch_dtype, device, lambda _done, _total: None)
-        weights = loader.load(llama.parameters(self.config), self.kernels)
+        weights = loader.load(family.parameters(self.config), self.kernels)
         size = plan_cache(
-            engine_config(path, kv_cache_bytes=cache_mib << 20), self.config, torch_dtype, device
+            engine_config(path, kv_cache_bytes=cache_mib << 20, max_model_len=max_model_len),
+            self.config,
+            torch_dtype,
+            device,
+        )
+        self.bounds = Bounds(
+            vocab_size=self.config.vocab_size,
+            max_model_len=size.max_model_len,
+            num_blocks=size.num_blocks,
+            block_size=size.block_size,
+            num_window_blocks=size.num_window_blocks,
+            sliding_window=size.sliding_window,
         )
         self.caches = allocate_cache(size, self.config, torch_dtype, device)
-        self.model = llama.LlamaModel(self.config, weights, self.kernels, size.max_model_len)
+        self.model = family.build(self.config, weights, self.kernels, size.max_model_len)
 
-    def step(self, batch: Sequence[ScheduledRequest]) -> list[Tensor]:
+    def poison(self, block: int | slice, *, is_sliding: bool | None = None) -> None:
+        """Fill a block of all layers, or of the layers of one kind, with what is not a number."""
+        for layer, cache in enumerate(self.caches):
+            if is_sliding is None or is_sliding == self.config.is_sliding(layer):
+                cache.keys[block] = torch.nan
+                cache.values[block] = torch.nan
+
+    def step(
+        self, batch: Sequence[ScheduledRequest], adapters: StepAdapters | None = None
+    ) -> list[Tensor]:
         """Compute one step; returns the logits of every token, request by request."""
-        packed = pack(batch, self.kernels, self.block_size, torch.device("cpu"))
+        packed = pack(batch, self.kernels, self.bounds, torch.device("cpu"), adapters)
         counts = [len(request.token_ids) for request in batch]
-        every = llama.ModelInput(
-            packed.token_ids, packed.positions, packed.plan, torch.arange(sum(counts))
-        )
+        every = replace(packed, sampled_rows=torch.arange(sum(counts)))
         return list(self.model.forward(every, self.caches).split(counts))
+
+
+class Text:
+    """Feeds one request's tokens to a model piece by piece.
+
+    As a scheduler does, it forgets window blocks that no later token may see; they are poisoned.
+    """
+
+    def __init__(self, model: ModelHarness, token_ids: Sequence[int], first_block: int = 1) -> None:
+        self._model = model
+        self._token_ids = token_ids
+        self._done = 0
+        self.logits: list[Tensor] = []
+        num_blocks = -(-len(token_ids) // model.block_size)
+        self.end_block = first_block + num_blocks
+        self._blocks = list(range(first_block, self.end_block))
+        self._window_blocks = [self.end_block - 1 - at for at in range(num_blocks)]
+
+    @property
+    def rest(self) -> int:
+        """Number of tokens still to be computed."""
+        return len(self._token_ids) - self._done
+
+    def take(self, count: int) -> ScheduledRequest:
+        """Return the share of the next tokens."""
+        start = self._done
+        self._done += min(count, self.rest)
+        return share(
+            self._token_ids[start : self._done],
+            start,
+            blocks=self._blocks,
+            request_id=str(id(self)),
+            window_blocks=self._window(start),
+        )
+
+    def _window(self, position: int) -> list[int]:
+        window = self._model.config.sliding_window
+        if window is None:
+            return []
+        table = self._window_blocks
+        for at in range(max(0, position + 1 - window) // self._model.block_size):
+            if table[at] >= 0:
+                self._model.poison(table[at], is_sliding=True)
+                table[at] = -1
+        return list(table)
+
+
+def run_texts(model: ModelHarness, texts: Sequence[Text], counts: Iterator[int]) -> None:
+    """Compute texts to their end, packed together, with so many tokens at a time."""
+    while live := [text for text in texts if text.rest]:
+        shares = [text.take(next(counts)) for text in live]
+        for text, logits in zip(live, model.step(shares), strict=True):
+            text.logits.append(logits)
+
+
+def assert_close(actual: Tensor, wanted: Tensor, relative: float = 1e-4) -> None:
+    """Compare logits, relative to the largest."""
+    assert (actual - wanted).abs().max() / wanted.abs().max() < relative
 
 
 def transformers_model(path: Path):

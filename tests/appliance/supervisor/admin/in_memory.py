@@ -6,15 +6,18 @@ import secrets
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 
-from appliance.supervisor.admin.ports import ConflictError, NotFoundError
+from appliance.supervisor.admin.ports import ConflictError, NotFoundError, RefusedError
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
+    AdapterOnEngine,
+    AdapterRow,
     CreatedKey,
     CreateKey,
     EngineRow,
     GatewayRow,
     JournalEvent,
     KeyRow,
+    LoadAdapterBody,
     Operation,
     Percentiles,
     RequestRow,
@@ -45,10 +48,22 @@ class Fleet:
         self.log: list[tuple[str, str, str]] = []
         self._operations: dict[str, Operation] = {}
         self.live = {REQUEST_ID}
+        self.loaded: dict[str, AdapterRow] = {}
+        self.dtype_reason: str | None = None
 
     def engines(self) -> list[EngineRow]:
         return [
-            EngineRow(id=name, state=state, epoch=1, pid=7, model="m", device="cpu", since=NOW)
+            EngineRow(
+                id=name,
+                state=state,
+                epoch=1,
+                pid=7,
+                model="m",
+                device="cpu",
+                since=NOW,
+                dtype="float32",
+                dtype_reason=self.dtype_reason,
+            )
             for name, state in self.states.items()
         ]
 
@@ -66,6 +81,47 @@ class Fleet:
     def restart(self, engine_id: str, actor: str) -> Operation:
         self.log.append(("restart", engine_id, actor))
         return self._begin("restart", engine_id, actor, "ready")
+
+    def reset_prefix_cache(self, engine_id: str, actor: str) -> Operation:
+        self.log.append(("reset-prefix-cache", engine_id, actor))
+        if engine_id not in self.states:
+            raise NotFoundError(f"there is no engine {engine_id!r}")
+        return self._operation("reset-prefix-cache", engine_id, actor, {"dropped_blocks": 3})
+
+    def adapters(self) -> list[AdapterRow]:
+        return list(self.loaded.values())
+
+    async def load_adapter(self, name: str, body: LoadAdapterBody, actor: str) -> Operation:
+        self.log.append((f"load {body.path} {body.pinned}", name, actor))
+        if not body.path.startswith("/adapters/"):
+            raise RefusedError("adapter_not_found", "no such directory", "Give another.")
+        self.loaded[name] = AdapterRow(
+            name=name,
+            state="loaded",
+            model=body.model or "m",
+            path=body.path,
+            content_hash="ab" * 32,
+            rank=8,
+            num_bytes=2000,
+            pinned=bool(body.pinned),
+            engines=[AdapterOnEngine(engine=name, state="loaded") for name in self.states],
+        )
+        result = {"rank": 8, "num_bytes": 2000, "engines": list(self.states)}
+        return self._operation("lora.load", name, actor, result)
+
+    def unload_adapter(self, name: str, actor: str) -> Operation:
+        self.log.append(("unload", name, actor))
+        if self.loaded.pop(name, None) is None:
+            raise NotFoundError(f"there is no adapter {name}")
+        return self._operation("lora.unload", name, actor, {"running_requests": 0})
+
+    def pin_adapter(self, name: str, actor: str, *, pinned: bool) -> Operation:
+        self.log.append((f"pin {pinned}", name, actor))
+        if name not in self.loaded:
+            raise NotFoundError(f"there is no adapter {name}")
+        self.loaded[name] = self.loaded[name].model_copy(update={"pinned": pinned})
+        kind = "lora.pin" if pinned else "lora.unpin"
+        return self._operation(kind, name, actor, {"pinned": pinned})
 
     def operations(self) -> list[Operation]:
         return list(reversed(self._operations.values()))
@@ -119,15 +175,20 @@ class Fleet:
         if self.states[engine_id] == "crash_loop" and kind != "restart":
             raise ConflictError(f"{engine_id} is in a crash loop", "crash_loop", ["restart"])
         self.states[engine_id] = state
+        return self._operation(kind, engine_id, actor, {"freed_bytes": 5})
+
+    def _operation(
+        self, kind: str, target: str, actor: str, result: dict[str, object]
+    ) -> Operation:
         operation = Operation(
             id=f"op-{len(self._operations)}",
             kind=kind,
-            target=engine_id,
+            target=target,
             state="running" if self.is_slow else "done",
             actor=actor,
             trace_id="0" * 32,
             created_at=NOW,
-            result={"freed_bytes": 5},
+            result=result,
         )
         self._operations[operation.id] = operation
         return operation

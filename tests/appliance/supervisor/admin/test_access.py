@@ -22,7 +22,8 @@ AsKey = Callable[[str | None], httpx.AsyncClient]
 
 def concrete(template: str) -> str:
     path = template.replace("{engine_id}", "e0").replace("{operation_id}", "op-0")
-    return path.replace("{request_id}", "req-x").replace("{key_id}", "k0")
+    path = path.replace("{request_id}", "req-x").replace("{key_id}", "k0")
+    return path.replace("{name}", "sql-lora")
 
 
 PATHS = sorted({concrete(template) for _, template in ROUTES})

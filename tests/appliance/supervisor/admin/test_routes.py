@@ -78,6 +78,11 @@ async def test_a_conflict_says_the_state_and_what_is_possible(
         ("GET", f"{API}/traces/nope", 404, "not_found"),
         ("DELETE", f"{API}/requests/nope", 404, "not_found"),
         ("DELETE", f"{API}/keys/nope", 404, "not_found"),
+        ("GET", f"{API}/adapters/nope", 404, "not_found"),
+        ("DELETE", f"{API}/adapters/nope", 404, "not_found"),
+        ("POST", f"{API}/adapters/nope/pin", 404, "not_found"),
+        ("POST", f"{API}/engines/e9/reset-prefix-cache", 404, "not_found"),
+        ("PUT", f"{API}/adapters/nope", 422, "invalid_request"),
         ("GET", "/nope", 404, "no_such_route"),
         ("PUT", f"{API}/engines", 405, "method_not_allowed"),
         ("GET", f"{API}/requests?limit=0", 422, "invalid_request"),
@@ -154,7 +159,16 @@ async def test_a_bug_is_a_500_problem_that_tells_nothing(
 
 
 async def test_collections_are_items(local: httpx.AsyncClient):
-    for name in ("engines", "gateways", "operations", "requests", "traces", "events", "keys"):
+    for name in (
+        "engines",
+        "adapters",
+        "gateways",
+        "operations",
+        "requests",
+        "traces",
+        "events",
+        "keys",
+    ):
         answer = await local.get(f"{API}/{name}")
         assert answer.status_code == 200
         assert set(answer.json()) == {"items"}, name

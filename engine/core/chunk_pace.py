@@ -1,0 +1,56 @@
+"""How much of long prompts a step may take, so that decoding requests hardly notice.
+
+A step lasts as long as what is in it: a decode that shares its step with a large chunk of a prompt
+waits for the chunk. So the pace measures what steps of decodes alone last and what a prompt token
+adds, and gives long prompts what stretches a step to `STRETCH` times its usual length.
+"""
+
+STRETCH = 1.7
+"""Longest step beside decodes, as a multiple of a step of decodes alone: token gaps stay below
+twice the usual even at the 95th percentile (`ops/bench/long_prompt.py`)."""
+_WEIGHT = 0.2
+"""Of the newest step in the moving averages."""
+
+
+class ChunkPace:
+    """Limits the prompt tokens of long prompts in a step.
+
+    Args:
+        threshold: A fixed limit; 0: measure.
+        budget: Token budget of a step.
+        smallest: Tokens that a step may always take.
+    """
+
+    def __init__(self, threshold: int, budget: int, smallest: int) -> None:
+        self._threshold = threshold
+        self._budget = budget
+        self._smallest = min(smallest, budget)
+        self._decode_ns: float | None = None
+        self._prompt_token_ns: float | None = None
+
+    @property
+    def long_above(self) -> int:
+        """Prompts with more uncomputed tokens than this are long; others are not limited."""
+        return self._threshold or self._budget // 4
+
+    def limit(self) -> int:
+        """Return how many tokens long prompts may take of a step that has decodes."""
+        if self._threshold:
+            return min(self._threshold, self._budget)
+        if self._decode_ns is None or not self._prompt_token_ns:
+            return max(self._budget // 4, self._smallest)
+        tokens = int((STRETCH - 1.0) * self._decode_ns / self._prompt_token_ns)
+        return max(self._smallest, min(tokens, self._budget))
+
+    def observe(self, prompt_tokens: int, decode_tokens: int, took_ns: int) -> None:
+        """Learn from a step."""
+        if not prompt_tokens:
+            self._decode_ns = _moved(self._decode_ns, took_ns)
+        elif prompt_tokens >= self._smallest:
+            rest_ns = took_ns - (self._decode_ns or 0.0 if decode_tokens else 0.0)
+            added_ns = max(rest_ns, 0.0) / prompt_tokens
+            self._prompt_token_ns = _moved(self._prompt_token_ns, added_ns)
+
+
+def _moved(average: float | None, value: float) -> float:
+    return value if average is None else average + _WEIGHT * (value - average)

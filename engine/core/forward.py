@@ -1,0 +1,93 @@
+"""One step on the device: pack, run the model, sample, keep the drafts that were right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.core.batch import Sampled, SampleRow, ScheduledRequest, StepResult
+from engine.core.sampler import Sampler, prompt_logprobs
+from engine.core.step_input import Bounds, pack, prompt_rows, sample_rows
+from engine.kernels.backend import KernelBackend, LayerCache
+from engine.layers.linear import StepAdapters
+from engine.models.decoder import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in memory with its KV cache."""
+
+    decoder: Decoder
+    caches: Sequence[LayerCache]
+    kernels: KernelBackend
+    bounds: Bounds
+    device: torch.device
+    weights_bytes: int
+
+
+@torch.inference_mode()
+def run_step(
+    model: LoadedModel,
+    sampler: Sampler,
+    batch: Sequence[ScheduledRequest],
+    adapters: StepAdapters | None = None,
+) -> StepResult:
+    """Compute requests that are within bounds; see `ModelRunner.execute`."""
+    packed = pack(batch, model.kernels, model.bounds, model.device, adapters)
+    logits = model.decoder.forward(packed, model.caches)
+    rows = [row for request in batch for row in sample_rows(request)]
+    result = StepResult()
+    _score_prompts(logits[len(rows) :], batch, result)
+    if rows:
+        _keep(sampler.sample(logits[: len(rows)], rows), batch, rows, result)
+    return result
+
+
+def _score_prompts(logits: Tensor, batch: Sequence[ScheduledRequest], result: StepResult) -> None:
+    start = 0
+    for scored in prompt_rows(batch):
+        end = start + len(scored.targets)
+        result.prompt_logprobs[scored.request_id] = prompt_logprobs(
+            logits[start:end], scored.targets, scored.num_best
+        )
+        start = end
+
+
+def _keep(
+    sampled: Sequence[Sampled],
+    batch: Sequence[ScheduledRequest],
+    rows: Sequence[SampleRow],
+    result: StepResult,
+) -> None:
+    assert len(sampled) == len(rows), "one result for each row"
+    start = 0
+    for request in batch:
+        if request.samples:
+            end = start + request.num_drafts + 1
+            _keep_right(request, sampled[start:end], result)
+            start = end
+
+
+def _keep_right(request: ScheduledRequest, sampled: Sequence[Sampled], result: StepResult) -> None:
+    """Keep tokens up to and including the first that differs from its draft.
+
+    The sampler is stateless, so these are the tokens that single steps would have given.
+    """
+    drafts = request.token_ids[len(request.token_ids) - request.num_drafts :]
+    kept: list[Sampled] = []
+    for index, one in enumerate(sampled):
+        if one.token_id is None:
+            break
+        kept.append(one)
+        if index < len(drafts) and drafts[index] != one.token_id:
+            break
+    if not kept:
+        result.faults[request.request_id] = sampled[0].fault or "no token was sampled"
+        return
+    result.token_ids[request.request_id] = tuple(
+        one.token_id for one in kept if one.token_id is not None
+    )
+    logprobs = tuple(one.logprobs for one in kept if one.logprobs is not None)
+    if logprobs:
+        result.logprobs[request.request_id] = logprobs

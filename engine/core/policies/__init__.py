@@ -1,0 +1,1 @@
+"""Scheduling policies: which waiting request is next, which running one gives way."""

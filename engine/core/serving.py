@@ -1,0 +1,153 @@
+"""Deals the token budget of a step out: decodes, prompts that are being computed, newcomers."""
+
+from collections.abc import Callable, Sequence
+
+from engine.core.admission import Admission
+from engine.core.chunk_pace import ChunkPace
+from engine.core.drafter import Drafting
+from engine.core.kv_blocks import KvBlocks
+from engine.core.limits import Limits
+from engine.core.plan import Plan
+from engine.core.policies.policy import Policy
+from engine.core.request import EngineRequest
+
+Preempt = Callable[[EngineRequest], None]
+
+
+class StepBudget:
+    """The tokens of a step that are not dealt out yet.
+
+    Args:
+        tokens: All of them.
+        long_tokens: How many of them long prompts may take.
+        long_above: Prompts with more uncomputed tokens than this are long.
+    """
+
+    def __init__(self, tokens: int, long_tokens: int, long_above: int) -> None:
+        self.tokens = tokens
+        self.long_tokens = long_tokens
+        self._long_above = long_above
+
+    def share_of(self, request: EngineRequest) -> int:
+        """Return how many tokens of a prompt may be computed."""
+        count = request.num_uncomputed_tokens
+        if count > self._long_above:
+            count = min(count, self.long_tokens)
+        return min(count, self.tokens)
+
+    def take(self, request: EngineRequest, count: int) -> None:
+        """Deal tokens of a prompt out."""
+        self.tokens -= count
+        if request.num_uncomputed_tokens > self._long_above:
+            self.long_tokens -= count
+
+
+class Serving:
+    """Fills plans.
+
+    Args:
+        limits: The token budget.
+        kv: Room for the tokens.
+        policy: Who is computed first, who gives way.
+        admission: The running requests, and those that come in.
+        drafting: Guesses of what comes next.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        kv: KvBlocks,
+        policy: Policy,
+        admission: Admission,
+        drafting: Drafting,
+    ) -> None:
+        self.pace = ChunkPace(
+            limits.long_prefill_threshold, limits.max_num_batched_tokens, kv.pool.block_size
+        )
+        self._limits = limits
+        self._kv = kv
+        self._policy = policy
+        self._admission = admission
+        self._drafting = drafting
+
+    def fill(self, plan: Plan, preempt: Preempt) -> None:
+        """Plan a step for the running requests and for those that come in now.
+
+        Args:
+            plan: Empty.
+            preempt: Takes a request out of the running ones and its blocks away.
+        """
+        order, num_decodes = self._order()
+        budget = self._budget(num_decodes)
+        has_prompts = len(order) > num_decodes or len(self._admission.waiting) > 0
+        kept = num_decodes + (budget.long_tokens if has_prompts else 0)
+        for index, request in enumerate(order):
+            if budget.tokens <= 0:
+                break
+            if not request.running:  # it gave way to one before it
+                continue
+            if index < num_decodes:
+                count, drafts = 1, self._drafts(request, budget.tokens - kept + index)
+            else:
+                count, drafts = budget.share_of(request), []
+            room = self._make_room(order, index, count + len(drafts), preempt) if count else 0
+            if room > 0:
+                self._plan_share(plan, request, min(count, room), drafts[: max(0, room - count)])
+                budget.take(request, room)
+        if not plan.preempted:  # else newcomers would take the blocks of who gave way
+            self._serve_newcomers(plan, budget)
+
+    def _budget(self, num_decodes: int) -> StepBudget:
+        tokens = self._limits.max_num_batched_tokens
+        long_tokens = self.pace.limit() if num_decodes else tokens
+        return StepBudget(tokens, long_tokens, self.pace.long_above)
+
+    def _drafts(self, request: EngineRequest, spare: int) -> list[int]:
+        """Return guesses, at most as many as others leave over: one token each, and a chunk."""
+        if self._drafting.max_drafts == 0:
+            return []
+        return self._drafting.drafts(request, spare, self._limits.max_len)
+
+    def _order(self) -> tuple[list[EngineRequest], int]:
+        """Return the running requests, those that decode first, and how many these are."""
+        decodes: list[EngineRequest] = []
+        prefills: list[EngineRequest] = []
+        for request in self._admission.running.values():
+            is_decode = len(request.token_ids) - request.num_computed_tokens == 1
+            (decodes if is_decode else prefills).append(request)
+        num_decodes = len(decodes)
+        if num_decodes > self._limits.max_num_batched_tokens or self._kv.is_tight(num_decodes):
+            decodes.sort(key=self._policy.rank)  # whoever gives way is behind those that stay
+        prefills.sort(key=self._policy.rank)
+        return decodes + prefills, num_decodes
+
+    def _make_room(
+        self, order: Sequence[EngineRequest], index: int, wanted: int, preempt: Preempt
+    ) -> int:
+        """Return for how many tokens of a request there is room; 0: it had to give way itself.
+
+        Only requests that this step has not planned yet can give way.
+        """
+        request = order[index]
+        while (room := self._kv.fitting(request, wanted)) < 1:
+            candidates = [other for other in order[index:] if other.running]
+            victim = max(candidates, key=self._policy.rank)
+            preempt(victim)
+            if victim is request:
+                return 0
+        return room
+
+    def _serve_newcomers(self, plan: Plan, budget: StepBudget) -> None:
+        for request in self._admission.enter_in_turn(budget.share_of):
+            room = self._kv.fitting(request, budget.share_of(request))
+            assert room > 0, "who is let in can compute"
+            self._plan_share(plan, request, room, [])
+            budget.take(request, room)
+
+    def _plan_share(
+        self, plan: Plan, request: EngineRequest, count: int, drafts: list[int]
+    ) -> None:
+        grown = self._kv.grow(request, count + len(drafts))
+        if grown:
+            self._admission.note_growth(request, grown)
+        plan.add(request, count, drafts)

@@ -1,0 +1,1 @@
+"""What `LLM` and `AsyncLLM` share: parameters, prompts, results, and the engines behind them."""

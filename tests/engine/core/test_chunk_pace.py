@@ -1,0 +1,55 @@
+"""The pace of long prompts beside decodes, on a machine whose costs are known."""
+
+import pytest
+
+from engine.core.chunk_pace import STRETCH, ChunkPace
+
+DECODE_NS = 40_000_000
+TOKEN_NS = 1_000_000
+
+
+def step_ns(prompt_tokens: int, decode_tokens: int) -> int:
+    return (DECODE_NS if decode_tokens else 0) + prompt_tokens * TOKEN_NS
+
+
+def test_a_long_prompt_beside_decodes_stretches_a_step_to_the_wanted_multiple():
+    pace = ChunkPace(0, budget=512, smallest=16)
+    for _ in range(20):
+        pace.observe(0, 8, step_ns(0, 8))
+    longest = 0
+    for _ in range(60):
+        chunk = pace.limit()
+        longest = step_ns(chunk, 8)
+        pace.observe(chunk, 8, longest)
+
+    assert longest == pytest.approx(STRETCH * DECODE_NS, rel=0.05)
+
+
+def test_without_measurements_it_takes_a_quarter_of_the_budget():
+    assert ChunkPace(0, budget=512, smallest=16).limit() == 128
+
+
+def test_a_fixed_threshold_is_kept_whatever_steps_last():
+    pace = ChunkPace(64, budget=512, smallest=16)
+    pace.observe(0, 8, step_ns(0, 8))
+    pace.observe(64, 8, 10**12)
+
+    assert (pace.limit(), pace.long_above) == (64, 64)
+
+
+def test_a_prompt_always_gets_on_and_never_beyond_the_budget():
+    slow, fast = ChunkPace(0, budget=512, smallest=16), ChunkPace(0, budget=512, smallest=16)
+    for pace, token_ns in ((slow, 10**12), (fast, 1)):
+        pace.observe(0, 8, DECODE_NS)
+        pace.observe(128, 8, DECODE_NS + 128 * token_ns)
+
+    assert slow.limit() == 16
+    assert fast.limit() == 512
+
+
+def test_a_prompt_alone_teaches_what_its_tokens_cost():
+    pace = ChunkPace(0, budget=512, smallest=16)
+    pace.observe(512, 0, step_ns(512, 0))
+    pace.observe(0, 1, DECODE_NS)
+
+    assert pace.limit() == pytest.approx((STRETCH - 1) * DECODE_NS / TOKEN_NS, abs=1)
