@@ -44,8 +44,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For `fair`: share of a tenant, 1 when it is not named."""
     prefix_caching: bool = True
     long_prefill_threshold: int = 0
-    """Most prompt tokens of one request in a step while others decode; 0: a quarter of the token
-    budget."""
+    """Most tokens of long prompts in a step that has decodes, and what makes a prompt long; 0: as
+    many as stretch a step by a measured part, see `engine.core.chunk_pace`."""
     predict_lengths: bool = True
     """Whether admission leaves room for the output that a tenant's requests usually have."""
     speculative_tokens: int = 0

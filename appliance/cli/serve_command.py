@@ -17,7 +17,7 @@ Switch = bool | None
 Texts = list[str] | None
 File = Path | None
 
-_MODEL = "Model pack, local directory, or .gguf file. [default: smollm2]"
+_MODEL = "Model pack, local directory, .gguf file, or hub id. [default: smollm2]"
 
 
 def serve(  # noqa: PLR0913 (options of a command)
@@ -51,7 +51,10 @@ def serve(  # noqa: PLR0913 (options of a command)
         Switch, typer.Option("--prefix-caching/--no-prefix-caching", help="[default: on]")
     ] = None,
     long_prefill_threshold: Annotated[
-        Text, typer.Option(help="Most prompt tokens of a request in a step beside decodes.")
+        Text,
+        typer.Option(
+            help="Most tokens of long prompts in a step beside decodes; measured by default."
+        ),
     ] = None,
     predict_lengths: Annotated[
         Switch,

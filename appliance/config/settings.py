@@ -30,7 +30,7 @@ class Settings(_Strict):
 
     # model and engines
     model: str = DEFAULT_MODEL
-    """Model pack, local directory, or `.gguf` file."""
+    """Model pack, local directory, `.gguf` file, or hub id."""
     served_model_name: list[str] = Field(default_factory=list)
     engines: list[EngineSettings] = Field(default_factory=list)
     """`[[engines]]`; empty means `num_engines` alike."""
@@ -55,6 +55,7 @@ class Settings(_Strict):
     """For `fair`: key id to share; 1 when not named."""
     prefix_caching: bool = True
     long_prefill_threshold: int = Field(0, ge=0)
+    """Most tokens of long prompts in a step that has decodes; 0: measured."""
     predict_lengths: bool = True
     speculative_tokens: int = Field(0, ge=0, le=16)
     """Most tokens guessed by prompt lookup in a step; 0 is off."""

@@ -10,6 +10,8 @@ STRETCH = 1.7
 twice the usual even at the 95th percentile (`ops/bench/long_prompt.py`)."""
 _WEIGHT = 0.2
 """Of the newest step in the moving averages."""
+_REFRESH_STEPS = 32
+"""After so many steps with chunks in a row comes one of decodes alone, to measure those again."""
 
 
 class ChunkPace:
@@ -18,7 +20,7 @@ class ChunkPace:
     Args:
         threshold: A fixed limit; 0: measure.
         budget: Token budget of a step.
-        smallest: Tokens that a step may always take.
+        smallest: Tokens that a step may always take, but for every `_REFRESH_STEPS`th.
     """
 
     def __init__(self, threshold: int, budget: int, smallest: int) -> None:
@@ -27,6 +29,7 @@ class ChunkPace:
         self._smallest = min(smallest, budget)
         self._decode_ns: float | None = None
         self._prompt_token_ns: float | None = None
+        self._mixed_steps = 0
 
     @property
     def long_above(self) -> int:
@@ -37,6 +40,8 @@ class ChunkPace:
         """Return how many tokens long prompts may take of a step that has decodes."""
         if self._threshold:
             return min(self._threshold, self._budget)
+        if self._mixed_steps >= _REFRESH_STEPS:
+            return 0
         if self._decode_ns is None or not self._prompt_token_ns:
             return max(self._budget // 4, self._smallest)
         tokens = int((STRETCH - 1.0) * self._decode_ns / self._prompt_token_ns)
@@ -45,11 +50,18 @@ class ChunkPace:
     def observe(self, prompt_tokens: int, decode_tokens: int, took_ns: int) -> None:
         """Learn from a step."""
         if not prompt_tokens:
+            self._mixed_steps = 0
             self._decode_ns = _moved(self._decode_ns, took_ns)
-        elif prompt_tokens >= self._smallest:
-            rest_ns = took_ns - (self._decode_ns or 0.0 if decode_tokens else 0.0)
-            added_ns = max(rest_ns, 0.0) / prompt_tokens
-            self._prompt_token_ns = _moved(self._prompt_token_ns, added_ns)
+            return
+        self._mixed_steps += 1 if decode_tokens else 0
+        if decode_tokens and self._decode_ns is not None:
+            added_ns = max(took_ns - self._decode_ns, 1.0)
+        elif prompt_tokens >= self.long_above:  # so large that what a step costs anyway is little
+            added_ns = float(took_ns)
+        else:
+            return
+        if prompt_tokens >= self._smallest:
+            self._prompt_token_ns = _moved(self._prompt_token_ns, added_ns / prompt_tokens)
 
 
 def _moved(average: float | None, value: float) -> float:

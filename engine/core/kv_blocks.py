@@ -126,6 +126,13 @@ class KvBlocks:
 
     # ------------------------------------------------------------ running
 
+    def has_slot(self, request: EngineRequest) -> bool:
+        """Whether the next token needs no new block."""
+        end = request.num_computed_tokens // self._size
+        return end < len(request.block_table) and (
+            self.window_pool is None or end < len(request.window_table)
+        )
+
     def fitting(self, request: EngineRequest, count: int) -> int:
         """Return how many of the next `count` tokens there is room for, perhaps none."""
         start = request.num_computed_tokens

@@ -3,6 +3,7 @@
 Everything but the runner is imported and running before torch is: the engine says hello first.
 """
 
+import gc
 import logging
 import os
 import queue
@@ -145,6 +146,8 @@ class EngineCoreProc:
         self.progress("import", 1, 1)
         facts = runner.load(self.progress)
         core = EngineCore(self._config, runner, facts, self)
+        gc.collect()
+        gc.freeze()  # what is there now stays: later collections need not look at it
         self._post_all(self._ready(core, facts))
         logger.info("engine ready: %s, %d blocks", facts.architecture, facts.num_blocks)
         return core

@@ -219,7 +219,8 @@ class Scheduler:
 
         self._admission.enter_urgent(preempt)
         self._serving.fill(plan, preempt)
-        assert plan.batch or not self.has_runnable, "runnable requests and nothing to compute"
+        has_settled = self._admission.running or self._admission.waiting.has_settled
+        assert plan.batch or not has_settled, "runnable requests and nothing to compute"
         self._is_in_step = bool(plan.batch)
         return plan
 

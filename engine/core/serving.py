@@ -1,6 +1,7 @@
 """Deals the token budget of a step out: decodes, prompts that are being computed, newcomers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.core.admission import Admission
 from engine.core.chunk_pace import ChunkPace
@@ -42,6 +43,17 @@ class StepBudget:
             self.long_tokens -= count
 
 
+@dataclass(slots=True)
+class _Step:
+    """What is being filled: the running requests, decodes first, and what is left for them."""
+
+    plan: Plan
+    order: list[EngineRequest]
+    num_decodes: int
+    budget: StepBudget
+    preempt: Preempt
+
+
 class Serving:
     """Fills plans.
 
@@ -78,35 +90,16 @@ class Serving:
             preempt: Takes a request out of the running ones and its blocks away.
         """
         order, num_decodes = self._order()
-        budget = self._budget(num_decodes)
-        has_prompts = len(order) > num_decodes or len(self._admission.waiting) > 0
-        kept = num_decodes + (budget.long_tokens if has_prompts else 0)
-        for index, request in enumerate(order):
-            if budget.tokens <= 0:
-                break
-            if not request.running:  # it gave way to one before it
-                continue
-            if index < num_decodes:
-                count, drafts = 1, self._drafts(request, budget.tokens - kept + index)
-            else:
-                count, drafts = budget.share_of(request), []
-            room = self._make_room(order, index, count + len(drafts), preempt) if count else 0
-            if room > 0:
-                self._plan_share(plan, request, min(count, room), drafts[: max(0, room - count)])
-                budget.take(request, room)
+        step = _Step(plan, order, num_decodes, self._budget(num_decodes), preempt)
+        self._serve_decodes(step)
+        self._serve_prefills(step)
         if not plan.preempted:  # else newcomers would take the blocks of who gave way
-            self._serve_newcomers(plan, budget)
+            self._serve_newcomers(step)
 
     def _budget(self, num_decodes: int) -> StepBudget:
         tokens = self._limits.max_num_batched_tokens
         long_tokens = self.pace.limit() if num_decodes else tokens
         return StepBudget(tokens, long_tokens, self.pace.long_above)
-
-    def _drafts(self, request: EngineRequest, spare: int) -> list[int]:
-        """Return guesses, at most as many as others leave over: one token each, and a chunk."""
-        if self._drafting.max_drafts == 0:
-            return []
-        return self._drafting.drafts(request, spare, self._limits.max_len)
 
     def _order(self) -> tuple[list[EngineRequest], int]:
         """Return the running requests, those that decode first, and how many these are."""
@@ -121,28 +114,64 @@ class Serving:
         prefills.sort(key=self._policy.rank)
         return decodes + prefills, num_decodes
 
-    def _make_room(
-        self, order: Sequence[EngineRequest], index: int, wanted: int, preempt: Preempt
-    ) -> int:
+    def _serve_decodes(self, step: _Step) -> None:
+        """Plan one token each, and guesses from what the others and a long prompt leave over."""
+        plan, budget, num_decodes = step.plan, step.budget, step.num_decodes
+        has_prompts = len(step.order) > num_decodes or len(self._admission.waiting) > 0
+        kept = num_decodes + (budget.long_tokens if has_prompts else 0)
+        drafting, has_slot = self._drafting, self._kv.has_slot
+        for index in range(num_decodes):
+            request = step.order[index]
+            if budget.tokens <= 0:
+                return
+            if not request.running:  # it gave way to one before it
+                continue
+            drafts: list[int] = []
+            if drafting.max_drafts:
+                spare = budget.tokens - kept + index
+                drafts = drafting.drafts(request, spare, self._limits.max_len)
+            if not drafts and has_slot(request):  # nearly always
+                plan.add(request, 1)
+                budget.tokens -= 1
+            else:
+                budget.tokens -= self._serve(step, index, 1, drafts)
+
+    def _serve_prefills(self, step: _Step) -> None:
+        for index in range(step.num_decodes, len(step.order)):
+            request = step.order[index]
+            count = step.budget.share_of(request)
+            if request.running and count > 0:
+                step.budget.take(request, self._serve(step, index, count, []))
+
+    def _serve_newcomers(self, step: _Step) -> None:
+        budget = step.budget
+        for request in self._admission.enter_in_turn(budget.share_of):
+            room = self._kv.fitting(request, budget.share_of(request))
+            assert room > 0, "who is let in can compute"
+            self._plan_share(step.plan, request, room, [])
+            budget.take(request, room)
+
+    def _serve(self, step: _Step, index: int, count: int, drafts: list[int]) -> int:
+        """Plan as many tokens of a running request as there is room for; return how many."""
+        room = self._make_room(step, index, count + len(drafts))
+        if room > 0:
+            guesses = drafts[: max(0, room - count)]
+            self._plan_share(step.plan, step.order[index], min(count, room), guesses)
+        return room
+
+    def _make_room(self, step: _Step, index: int, wanted: int) -> int:
         """Return for how many tokens of a request there is room; 0: it had to give way itself.
 
         Only requests that this step has not planned yet can give way.
         """
-        request = order[index]
+        request = step.order[index]
         while (room := self._kv.fitting(request, wanted)) < 1:
-            candidates = [other for other in order[index:] if other.running]
+            candidates = [other for other in step.order[index:] if other.running]
             victim = max(candidates, key=self._policy.rank)
-            preempt(victim)
+            step.preempt(victim)
             if victim is request:
                 return 0
         return room
-
-    def _serve_newcomers(self, plan: Plan, budget: StepBudget) -> None:
-        for request in self._admission.enter_in_turn(budget.share_of):
-            room = self._kv.fitting(request, budget.share_of(request))
-            assert room > 0, "who is let in can compute"
-            self._plan_share(plan, request, room, [])
-            budget.take(request, room)
 
     def _plan_share(
         self, plan: Plan, request: EngineRequest, count: int, drafts: list[int]

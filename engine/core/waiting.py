@@ -34,6 +34,11 @@ class WaitingRequests:
             _fault(request) is not None or _is_ready(request) for request in self._unready.values()
         )
 
+    @property
+    def has_settled(self) -> bool:
+        """Whether a request stands in a lane: unlike readiness, no other thread changes it."""
+        return self._num_ready > 0
+
     def add(self, request: EngineRequest) -> None:
         """Let a request wait: among the ready ones if it is."""
         self._policy.note_waiting(request)

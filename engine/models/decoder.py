@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -86,11 +87,12 @@ class Decoder:
         plan, kernels, adapters = batch.plan, self._kernels, batch.adapters
         rotary = self._rotary.at(batch.positions)
         full = LayerStep(kernels, plan.full, rotary, adapters)
-        window = full
-        if plan.window is not None:
-            if self._window_rotary is not self._rotary:
-                rotary = self._window_rotary.at(batch.positions)
-            window = LayerStep(kernels, plan.window, rotary, adapters)
+        if not any(self._sliding):
+            return repeat(full, len(self._sliding))
+        assert plan.window is not None, "the batch was planned without the model's window"
+        if self._window_rotary is not self._rotary:
+            rotary = self._window_rotary.at(batch.positions)
+        window = LayerStep(kernels, plan.window, rotary, adapters)
         return (window if is_sliding else full for is_sliding in self._sliding)
 
     def _cap(self, logits: Tensor) -> Tensor:

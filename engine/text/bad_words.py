@@ -1,11 +1,13 @@
 """Words that an answer may not contain, as the token sequences that may not be completed."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from engine.text.tokenizer import Tokenizer
+if TYPE_CHECKING:
+    from engine.text.tokenizer import Tokenizer
 
 
-def bad_word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+def bad_word_tokens(tokenizer: "Tokenizer", words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
     """Return the sequences of words: at the beginning of a text, and inside of one.
 
     Inside, a word follows a space, which most vocabularies have as a part of its first token.

@@ -4,8 +4,8 @@
 
 No model runs: every request gets the same token. `decode` is a full batch of decodes; `prefix` is
 the same while new requests, whose prompts are cached, replace ended ones all the time; `fair` adds
-that policy, eight tenants and requests that wait. Times are of the wall clock: on a busy machine
-the p99 is the machine's.
+that policy, eight tenants and requests that wait, and so does `priority`. Times are of the thread's
+CPU, so that other programs on the machine do not count.
 """
 
 import argparse
@@ -130,7 +130,9 @@ def measure(case: Case, running: int, steps: int) -> None:
     while load.scheduler.num_running < running or number < WARM_UP_STEPS:
         number += 1
         load.step(number)
-    for offset in range(steps):
+    gc.collect()
+    gc.freeze()  # the requests of the case before are not this one's garbage
+    for offset in range(1, steps + 1):
         schedule_ms, update_ms = load.step(number + offset)
         case.schedule_ms.append(schedule_ms)
         case.update_ms.append(update_ms)
@@ -149,7 +151,6 @@ def main() -> int:
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400, help="in each case")
     asked = parser.parse_args()
-    gc.freeze()
     print(f"{asked.running} running requests, {asked.steps} steps; milliseconds")
     print(f"{'case':10} {'schedule p50':>13} {'p99':>7} {'update p50':>11} {'p99':>7}")
     worst = 0.0

@@ -13,7 +13,6 @@ from engine.wire.messages import SamplingParams
 
 if TYPE_CHECKING:
     from appliance.gateway.model_texts import ModelText
-    from engine.text.tokenizer import Tokenizer
 
 IDS_IN_VOCABULARY = ("stop_token_ids", "allowed_token_ids")
 
@@ -24,16 +23,6 @@ def check_token_ids(text: "ModelText", parameters: Parameters) -> None:
         text.check_ids(parameters.fields.get(name, ()), name)
     biased = [token_id for token_id, _ in parameters.fields.get("logit_bias", ())]
     text.check_ids(biased, "logit_bias")
-
-
-def bad_word_tokens(tokenizer: "Tokenizer", words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of bad words: at the begin of a text, and inside of one.
-
-    Inside, a word follows a space, which most vocabularies have as a part of its first token.
-    """
-    spelled = (spelling for word in words for spelling in (word.lstrip(), f" {word.lstrip()}"))
-    sequences = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spelled)
-    return tuple(dict.fromkeys(filter(None, sequences)))
 
 
 def rooms_of(answer: Answer, dialect: Dialect, limit: int) -> list[int]:

@@ -19,7 +19,6 @@ from appliance.gateway.http_protocol import CUT_KEY
 from appliance.gateway.journey import ChoiceState, Journey
 from appliance.gateway.limits import in_proportion
 from appliance.gateway.openai.choice_plans import (
-    bad_word_tokens,
     check_token_ids,
     choice_plans,
     rooms_of,
@@ -32,6 +31,7 @@ from appliance.gateway.openai.sse import SseStream
 from appliance.gateway.request_context import send_json
 from appliance.gateway.supervision import beside, together
 from engine.clock import now_ns
+from engine.text.bad_words import bad_word_tokens
 from engine.wire.header import child_context
 from engine.wire.messages import AbortReason
 

@@ -13,6 +13,7 @@ KV cache: who is below it may at once take the place of one who is above it and 
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 
+from engine.core.batch import ConfigError
 from engine.core.policies.policy import Policy, Rank
 from engine.core.request import EngineRequest
 
@@ -39,6 +40,9 @@ class Fair(Policy):
         max_num_seqs: Requests that can run at once.
         max_num_tokens: Tokens that the KV cache holds.
         weights: Share of a tenant; 1 when it is not named.
+
+    Raises:
+        ConfigError: a weight is not above 0.
     """
 
     takes_places = True
@@ -48,6 +52,9 @@ class Fair(Policy):
     ) -> None:
         super().__init__(max_num_seqs, max_num_tokens)
         self._weights = dict(weights or {})
+        for name, weight in self._weights.items():
+            if not weight > 0.0:
+                raise ConfigError(f"the weight of tenant {name!r} must be above 0; it is {weight}")
         self._tenants: dict[str | None, _Tenant] = {}
         self._here: dict[str | None, _Tenant] = {}
         """Those with waiting or running requests."""

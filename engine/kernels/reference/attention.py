@@ -40,7 +40,8 @@ def attend(
     if rule.softcap is not None:
         scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
     weights = scores.view(pieces, chunks, kv_heads, tile, CHUNK_KEYS)
-    weights[:, -group.hidden.shape[1] :].masked_fill_(group.hidden, float("-inf"))
+    masked = weights if group.hidden.shape[1] == chunks else weights[:, -group.hidden.shape[1] :]
+    masked.masked_fill_(group.hidden, float("-inf"))
     weights.sub_(weights.amax(dim=(1, 4), keepdim=True)).exp_()
     totals = _add_chunks(weights.sum(dim=4, keepdim=True))
     values = cache.values.index_select(0, group.blocks)
@@ -62,8 +63,7 @@ def _query_tiles(queries: Tensor, group: AttentionGroup, kv_heads: int, scale: f
     shape = (pieces, kv_heads, tokens, group_size, width)
     tiles = queries.new_zeros(pieces, 1, kv_heads, group.tile, width)
     by_kv_head = queries.view(pieces, tokens, kv_heads, group_size, width).transpose(1, 2)
-    tiles[:, 0, :, : tokens * group_size].view(shape).copy_(by_kv_head)
-    tiles.mul_(scale)
+    torch.mul(by_kv_head, scale, out=tiles[:, 0, :, : tokens * group_size].view(shape))
     if group.num_chunks > 1:
         tiles = tiles.expand(-1, group.num_chunks, -1, -1, -1)
     return tiles.reshape(-1, group.tile, width)
@@ -74,7 +74,9 @@ def _by_chunk(blocks: Tensor, group: AttentionGroup) -> Tensor:
     blocks = widened(blocks)
     _, _, kv_heads, width = blocks.shape
     pieces, chunks = group.num_pieces, group.num_chunks
-    positions = blocks.view(pieces, -1, kv_heads, width)[:, : chunks * CHUNK_KEYS]
+    positions = blocks.view(pieces, -1, kv_heads, width)
+    if positions.shape[1] > chunks * CHUNK_KEYS:  # the last block ends behind the last chunk
+        positions = positions[:, : chunks * CHUNK_KEYS]
     by_head = positions.view(pieces, chunks, CHUNK_KEYS, kv_heads, width).transpose(2, 3)
     ordered = torch.empty(by_head.shape, dtype=torch.float32, device=blocks.device)
     return ordered.copy_(by_head).view(-1, CHUNK_KEYS, width)

@@ -164,7 +164,7 @@ class ReferenceBackend(KernelBackend):
         gate, up = gate_up.float().chunk(2, dim=-1)
         # F.silu takes another exponential for the last elements of each thread's share: not
         # the same bits for the same value in another place. torch.exp has only one.
-        return (gate / torch.exp(-gate).add_(1.0)).mul_(up).to(gate_up.dtype)
+        return (gate / torch.neg(gate).exp_().add_(1.0)).mul_(up).to(gate_up.dtype)
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """Multiply the gate's GELU with the other half.
@@ -175,8 +175,8 @@ class ReferenceBackend(KernelBackend):
             Hendrycks and Gimpel 2016, section 2, https://arxiv.org/abs/1606.08415
         """
         gate, up = gate_up.float().chunk(2, dim=-1)
-        twice = (gate.square().mul_(gate).mul_(0.044715).add_(gate)).mul_(_GELU_SCALE)
-        return (gate / torch.exp(-twice).add_(1.0)).mul_(up).to(gate_up.dtype)
+        minus = gate.square().mul_(gate).mul_(0.044715).add_(gate).mul_(-_GELU_SCALE)
+        return (gate / minus.exp_().add_(1.0)).mul_(up).to(gate_up.dtype)
 
     def low_rank(self, rows: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """Multiply twice, tile by tile; float32 tensors are used as they are."""

@@ -186,6 +186,12 @@ def test_top_needs_a_terminal(run: Run, appliance: Appliance):
     assert "top needs a terminal" in result.err
 
 
+def _as_told(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def test_the_defaults_that_serve_names_in_its_help_are_those_of_the_settings():
     told: dict[str, str] = {}
     for name, hint in get_type_hints(serve, include_extras=True).items():
@@ -198,10 +204,7 @@ def test_the_defaults_that_serve_names_in_its_help_are_those_of_the_settings():
     held = {name: getattr(settings, fields.get(name, name)) for name in told}
     assert held.pop("dtype") is None
     assert told.pop("dtype") == "auto"
-    assert told == {
-        name: f"{value:g}" if isinstance(value, float) else str(value)
-        for name, value in held.items()
-    }
+    assert told == {name: _as_told(value) for name, value in held.items()}
 
 
 def test_chat_and_bench_go_to_the_data_planes_socket(run: Run, appliance: Appliance):

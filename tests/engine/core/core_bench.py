@@ -6,6 +6,7 @@ from typing import TypeVar
 import msgspec
 
 from engine.config import ClientEndpoint, EngineConfig
+from engine.core.batch import ModelFacts, ModelRunner
 from engine.core.loop import EngineCore
 from engine.core.mail import Outgoing, Received
 from engine.wire.calls import AnyCall
@@ -29,7 +30,14 @@ CLIENTS = ("supervisor", "gateway-0", "gateway-1")
 class CoreBench:
     """See the module. The clock ticks 1 ms each time it is read."""
 
-    def __init__(self, runner: KvRunner | None = None, **options: object) -> None:
+    def __init__(
+        self,
+        runner: KvRunner | None = None,
+        *,
+        loaded: tuple[ModelRunner, ModelFacts] | None = None,
+        **options: object,
+    ) -> None:
+        """Around a runner without a model, or around a real one that is loaded already."""
         self.runner = runner or KvRunner()
         self.now_ns = 0
         self.posted: list[Outgoing] = []
@@ -44,11 +52,10 @@ class CoreBench:
             model="hash",
             model_name="m",
             clients=clients,
-            block_size=self.runner.block_size,
-            **options,
+            **{"block_size": self.runner.block_size, **options},
         )
-        facts = self.runner.load(self.progress)
-        self.core = EngineCore(config, self.runner, facts, self, clock=self.clock)
+        real, facts = loaded or (self.runner, self.runner.load(self.progress))
+        self.core = EngineCore(config, real, facts, self, clock=self.clock)
         self.runner.batches.clear()
 
     def clock(self) -> int:

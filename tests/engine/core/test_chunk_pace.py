@@ -25,6 +25,20 @@ def test_a_long_prompt_beside_decodes_stretches_a_step_to_the_wanted_multiple():
     assert longest == pytest.approx(STRETCH * DECODE_NS, rel=0.05)
 
 
+def test_decodes_that_become_slower_are_measured_again_beside_a_long_prompt():
+    pace = ChunkPace(0, budget=512, smallest=16)
+    for _ in range(20):
+        pace.observe(0, 8, DECODE_NS)
+    taken: list[int] = []
+    for _ in range(400):  # each decode takes four times as long from now on
+        chunk = pace.limit()
+        pace.observe(chunk, 32, 4 * DECODE_NS + chunk * TOKEN_NS)
+        taken.append(chunk)
+
+    assert taken.count(0) == pytest.approx(400 / 33, abs=2), "steps of decodes alone"
+    assert taken[-1] > 80, "and the chunks have grown"
+
+
 def test_without_measurements_it_takes_a_quarter_of_the_budget():
     assert ChunkPace(0, budget=512, smallest=16).limit() == 128
 

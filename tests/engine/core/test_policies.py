@@ -235,6 +235,18 @@ def test_the_tenants_that_fair_remembers_are_bounded():
     assert len(fair.counters()) == MAX_TENANTS
 
 
+def test_tenants_whose_requests_need_all_blocks_do_not_take_them_from_each_other_for_ever():
+    bench = Bench(policy="fair", num_blocks=8, budget=9, prefix_caching=False)
+    for tenant in ("a", "b", "c"):
+        bench.add(a_request(tenant, [1] * 20, tenant=tenant, max_tokens=12, ignore_eos=True))
+
+    for _ in range(100):
+        if bench.scheduler.requests:
+            bench.step()
+
+    assert set(bench.endings) == {"a", "b", "c"}
+
+
 # ------------------------------------------------------------ the registry
 
 
@@ -254,6 +266,11 @@ def test_an_unknown_policy_is_a_configuration_error_that_lists_the_known_ones():
 def test_reserving_all_places_is_a_configuration_error():
     with pytest.raises(ConfigError, match="reserved_seqs"):
         make_policy(a_config(policy="priority", max_num_seqs=4, reserved_seqs=4), some_facts())
+
+
+def test_a_weight_of_nothing_is_a_configuration_error():
+    with pytest.raises(ConfigError, match="'idle' must be above 0"):
+        make_policy(a_config(policy="fair", tenant_weights={"idle": 0.0}), some_facts())
 
 
 def test_an_installed_package_can_bring_a_policy(monkeypatch: pytest.MonkeyPatch):

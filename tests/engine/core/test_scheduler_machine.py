@@ -4,10 +4,21 @@ Saturated pools of 8 to 16 blocks, all policies, sliding windows, guesses, adapt
 faults, aborts between steps and inside them. All counts are checked after every operation.
 """
 
+from collections import Counter
+from typing import ClassVar
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
+from engine.core.length_estimate import MIN_SAMPLES
 from engine.core.request import EngineRequest, StepTimes
 from engine.wire.messages import FinishReason, RequestError
 from tests.engine.core.kv_runner import EOS
@@ -38,6 +49,9 @@ class FakeLease:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
+    seen: ClassVar[Counter[str]] = Counter()
+    """What has happened, over all runs."""
+
     @initialize(
         policy=st.sampled_from(["fcfs", "priority", "fair"]),
         num_blocks=st.integers(8, 16),
@@ -72,6 +86,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         self.runner = runner
         self.requests: dict[str, EngineRequest] = {}
+        for tenant in (None, "loud", "quiet"):  # what was before: answers of six tokens
+            for _ in range(MIN_SAMPLES):
+                known = a_request("before", [1] * 7, tenant=tenant)
+                known.num_prompt_tokens = 1
+                self.scheduler._lengths.observe(known)
 
     @property
     def scheduler(self):
@@ -96,16 +115,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         adapter=st.sampled_from([None, None, "a", "b", "c"]),
         is_ready=st.sampled_from([True, True, False]),
         patience=st.sampled_from([None, None, None, 40]),
+        copies=st.integers(1, 4),
     )
-    def add(self, beginning, rest, fields, adapter, is_ready, patience):
-        if len(self.scheduler.requests) >= 12:
-            return
+    def add(self, beginning, rest, fields, adapter, is_ready, patience, copies):
+        """Send requests that differ in their last token."""
+        for copy in range(copies):
+            if len(self.scheduler.requests) < 12:
+                self.add_one([*beginning, *rest[:-1], copy], fields, adapter, is_ready, patience)
+
+    def add_one(self, prompt, fields, adapter, is_ready, patience):
         name = f"r{len(self.requests)}"
         lease = FakeLease(adapter, is_ready=is_ready) if adapter else None
         deadline_ns = None if patience is None else self.bench.now_ns + patience
         request = a_request(
             name,
-            beginning + rest,
+            prompt,
             adapter=lease,
             deadline_ns=deadline_ns,
             min_tokens=min(2, fields["max_tokens"]),
@@ -115,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.requests[name] = request
             self.scheduler.add(request)
         else:
-            assert len(beginning + rest) + 1 > self.scheduler.max_len
+            assert len(prompt) + 1 > self.scheduler.max_len
 
     @precondition(lambda self: self.scheduler.has_runnable)
     @rule()
@@ -133,7 +157,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def several_steps(self):
         """Get on with what there is."""
-        for _ in range(4):
+        for _ in range(8):
             if self.scheduler.has_runnable:
                 self.step()
                 check_scheduler(self.scheduler)
@@ -143,7 +167,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def abort(self, number):
         """End a request between two steps."""
         live = list(self.scheduler.requests.values())
-        self.bench.abort(live[number % len(live)])
+        if number % 4 == 0:
+            self.bench.abort(live[number % len(live)])
 
     @precondition(lambda self: self.scheduler.has_runnable)
     @rule(number=st.integers(0, 100))
@@ -154,10 +179,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for item in plan.ended:
             bench.note(item)
         result = bench.execute(plan.batch)
-        if plan.requests:
+        if plan.requests and number % 2:
             victim = plan.requests[number % len(plan.requests)]
             bench.abort(victim)
+            self.seen["inside"] += 1
             check_scheduler(self.scheduler)
+            assert victim.block_table, "the device may still write to them"
             assert all(self.scheduler.pool.num_holders(block) for block in victim.block_table)
         for item in self.scheduler.update(plan, result, StepTimes(1, 1, 2, len(plan.batch))):
             bench.note(item)
@@ -168,6 +195,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Let a request fail in its next step."""
         running = [name for name, item in self.requests.items() if item.running]
         self.runner.faulty.add(running[number % len(running)])
+        self.seen["faults"] += 1
         self.step()
 
     @precondition(lambda self: any(self.unready()))
@@ -178,9 +206,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         lease.is_ready = is_good
         lease.fault = None if is_good else FAULT
 
-    @rule()
-    def reset_prefix_cache(self):
-        """Forget all prefixes."""
+    @rule(number=st.integers(0, 3))
+    def reset_prefix_cache(self, number):
+        """Forget all prefixes, now and then."""
+        if number:
+            return
         self.scheduler.reset_prefix_cache()
         assert self.scheduler.counts.cached_blocks == 0
 
@@ -230,20 +260,41 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.window_pool.num_used == 0
         leases = [item.adapter for item in self.requests.values() if item.adapter]
         assert all(lease.released == 1 for lease in leases)
+        self.check_counts()
+
+    def check_counts(self) -> None:
         counts = self.scheduler.counts
         ended = self.bench.endings.values()
+        self.seen.update(item.output.finish_reason for item in ended)
+        self.seen.update(
+            preempted=sum(item.request.preemptions for item in ended),
+            cached=counts.cached_tokens,
+            evicted=counts.evicted_blocks,
+            drafted=counts.drafted_tokens,
+            accepted=counts.accepted_tokens,
+            predicted=counts.length_predictions,
+        )
         timelines = [item.output.timeline for item in ended]
         assert counts.drafted_tokens == sum(timeline.drafted_tokens for timeline in timelines)
         assert counts.accepted_tokens == sum(timeline.accepted_tokens for timeline in timelines)
         assert counts.cached_tokens == sum(timeline.cached_tokens for timeline in timelines)
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
-    max_examples=100,
-    stateful_step_count=50,
-    derandomize=True,
-    database=None,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
+def test_random_operations_keep_every_invariant_and_meet_every_case():
+    SchedulerMachine.seen.clear()
+
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(
+            max_examples=160,
+            stateful_step_count=50,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+    seen = SchedulerMachine.seen
+    wanted = ("preempted", "cached", "evicted", "drafted", "accepted", "predicted", "inside")
+    assert all(seen[what] > 50 for what in (*wanted, "faults", *ENDS_BY_ITSELF)), seen

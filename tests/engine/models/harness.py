@@ -1,9 +1,11 @@
-"""Runs a model step by step without a scheduler, and builds the same model in transformers."""
+"""Runs a model step by step without a scheduler."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -59,7 +61,10 @@ def share(
 
 
 class ModelHarness:
-    """A loaded model whose logits of every row can be looked at."""
+    """A loaded model whose logits of every row can be looked at.
+
+    `changes` are to the `ModelConfig` of the checkpoint.
+    """
 
     def __init__(
         self,
@@ -67,9 +72,10 @@ class ModelHarness:
         dtype: str = "float32",
         cache_mib: int = 64,
         max_model_len: int | None = None,
+        **changes: object,
     ) -> None:
         checkpoint = open_checkpoint(path)
-        self.config = checkpoint.config
+        self.config = msgspec.structs.replace(checkpoint.config, **changes)
         self.block_size = 16
         device, torch_dtype = torch.device("cpu"), getattr(torch, dtype)
         family = family_of(self.config)
@@ -102,13 +108,21 @@ class ModelHarness:
                 cache.values[block] = torch.nan
 
     def step(
-        self, batch: Sequence[ScheduledRequest], adapters: StepAdapters | None = None
+        self,
+        batch: Sequence[ScheduledRequest],
+        adapters: StepAdapters | None = None,
+        last: int | None = None,
     ) -> list[Tensor]:
-        """Compute one step; returns the logits of every token, request by request."""
+        """Compute one step; returns the logits of every token, request by request.
+
+        With `last`, of so many tokens of each request.
+        """
         packed = pack(batch, self.kernels, self.bounds, torch.device("cpu"), adapters)
-        counts = [len(request.token_ids) for request in batch]
-        every = replace(packed, sampled_rows=torch.arange(sum(counts)))
-        return list(self.model.forward(every, self.caches).split(counts))
+        ends = list(accumulate(len(request.token_ids) for request in batch))
+        counts = [min(last or end, len(r.token_ids)) for end, r in zip(ends, batch, strict=True)]
+        rows = [torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+        wanted = replace(packed, sampled_rows=torch.cat(rows))
+        return list(self.model.forward(wanted, self.caches).split(counts))
 
 
 class Text:
@@ -167,32 +181,3 @@ def run_texts(model: ModelHarness, texts: Sequence[Text], counts: Iterator[int])
 def assert_close(actual: Tensor, wanted: Tensor, relative: float = 1e-4) -> None:
     """Compare logits, relative to the largest."""
     assert (actual - wanted).abs().max() / wanted.abs().max() < relative
-
-
-def transformers_model(path: Path):
-    """Build transformers' own model on the same weights, in float32."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    checkpoint = open_checkpoint(path)
-    config = checkpoint.config
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers,
-            num_attention_heads=config.num_heads,
-            num_key_value_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            vocab_size=config.vocab_size,
-            max_position_embeddings=config.max_position_embeddings,
-            rms_norm_eps=config.rms_norm_eps,
-            rope_theta=config.rope_theta,
-            tie_word_embeddings=config.tie_word_embeddings,
-            attn_implementation="eager",
-        )
-    )
-    state = {name: torch.from_numpy(checkpoint.read(name)) for name in checkpoint.tensors}
-    missing = model.load_state_dict(state, strict=False).missing_keys
-    assert set(missing) <= {"lm_head.weight"}
-    model.tie_weights()
-    return model.eval()

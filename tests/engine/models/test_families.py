@@ -78,10 +78,11 @@ def test_whole_prompts_and_a_mix_of_chunks_and_decodes_give_the_logits_of_transf
         assert torch.equal(other, one)
 
 
-@pytest.mark.usefixtures("expected")
-def test_in_bfloat16_bits_are_the_same_alone_and_in_a_mix(tiny, folder):
+def test_in_bfloat16_logits_are_near_and_bits_the_same_alone_and_in_a_mix(tiny, folder, expected):
     model = load(tiny, folder, "bfloat16")
 
-    for one, other in zip(in_one_piece(model, tiny), in_a_mix(model, tiny), strict=True):
-        assert torch.isfinite(one).all()
+    alone, mixed = in_one_piece(model, tiny), in_a_mix(model, tiny)
+
+    for one, other, wanted in zip(alone, mixed, expected, strict=True):
+        assert (one - wanted).square().mean().sqrt() / wanted.square().mean().sqrt() < 0.05
         assert torch.equal(other, one)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.models.harness import ModelHarness, share, transformers_model
+from tests.engine.models.harness import ModelHarness, assert_close, share
+from tests.engine.models.real_models import transformers_model
 
 FIRST = [5, 9, 300, 41, 7, 250, 12, 77, 201, 6, 18, 19, 20, 290, 3, 111, 30]
 SECOND = [8, 2, 17, 99, 140, 233]
@@ -24,11 +25,6 @@ def oracle(tiny_model_path: Path):
 def expected(oracle, token_ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         return oracle(torch.tensor([token_ids])).logits[0]
-
-
-def assert_close(actual: torch.Tensor, wanted: torch.Tensor) -> None:
-    scale = wanted.abs().max()
-    assert (actual - wanted).abs().max() / scale < 1e-4
 
 
 def test_a_whole_prompt_gives_the_logits_of_transformers(model, oracle):
@@ -72,3 +68,27 @@ def test_the_blocks_of_a_context_may_lie_anywhere(model):
     (scattered,) = model.step([share(prompt, blocks=[60, 2, 33, 90, 11, 5, 81])])
 
     assert torch.equal(in_order, scattered)
+
+
+def test_logits_are_capped(tiny_model_path, model):
+    capped = ModelHarness(tiny_model_path, logits_softcap=0.5)
+
+    (plain,) = model.step([share(FIRST, blocks=[3, 1])])
+    (logits,) = capped.step([share(FIRST, blocks=[3, 1])])
+
+    torch.testing.assert_close(logits, 0.5 * torch.tanh(plain / 0.5))
+
+
+def test_scores_of_every_layer_are_capped(tiny_model_path, model):
+    found = {}
+    for cap in (1e-6, 0.1, 1e6):
+        capped = ModelHarness(tiny_model_path, attention_softcap=cap)
+        (found[cap],) = capped.step([share(FIRST, blocks=[3, 1])])
+
+    (plain,) = model.step([share(FIRST, blocks=[3, 1])])
+    (without_scores,) = ModelHarness(tiny_model_path, query_scale=0.0).step(
+        [share(FIRST, blocks=[3, 1])]
+    )
+    assert_close(found[1e6], plain)
+    assert_close(found[1e-6], without_scores)
+    assert (found[0.1] - plain).abs().max() > 1e-4
