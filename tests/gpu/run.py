@@ -68,7 +68,7 @@ def load(model: Path, device: str, dtype: str) -> TorchRunner:
 
 def logprobs_agree(first: TorchRunner, second: TorchRunner) -> bool:
     request = share(PROMPT, blocks=[1], sampling=LOGPROBS)
-    tops = [runner.execute([request]).logprobs["r"].top for runner in (first, second)]
+    tops = [runner.execute([request]).logprobs["r"][0].top for runner in (first, second)]
     worst = max(abs(a.logprob - b.logprob) for a, b in zip(*tops, strict=True))
     print(f"     largest difference of a logprob: {worst:.2e}")
     return worst < 1e-3
@@ -86,7 +86,7 @@ def generate(runner: TorchRunner, *, company: int = 0, chunk: int = 0) -> list[i
         result = runner.execute([*others, share(tokens[done:], done, blocks=[0, 1, 2])])
         assert not result.faults, result.faults
         done = len(tokens)
-        tokens.append(result.token_ids["r"])
+        tokens.extend(result.token_ids["r"])
     return tokens[len(PROMPT) :]
 
 

@@ -25,7 +25,7 @@ def text():
     for _ in range(6):
         result = runner.execute([share(tokens[done:], done, blocks=[0])])
         done = len(tokens)
-        tokens.append(result.token_ids["r"])
+        tokens.extend(result.token_ids["r"])
     return tokens
 found = {"texts": [text()], "released": [], "weights": runner._loaded.weights_bytes}
 for level in (1, 2, 1):
