@@ -111,7 +111,7 @@ class ReferenceBackend(KernelBackend):
     ) -> Tensor:
         """Normalise in the precision of `weight`."""
         mean_square = hidden.square().mean(dim=-1, keepdim=True)
-        unit = hidden * torch.rsqrt(mean_square.add_(epsilon))
+        unit = hidden * mean_square.add_(epsilon).rsqrt_()
         return unit.to(weight.dtype).mul_(weight).to(dtype or weight.dtype)
 
     def linear(self, rows: Tensor, weight: LinearWeight) -> Tensor:

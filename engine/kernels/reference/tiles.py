@@ -33,12 +33,23 @@ class TilePlan:
 
     def __init__(self, tiles: Iterable[int]) -> None:
         self.tiles = tuple(sorted(tiles))
+        self._splits: dict[int, list[int]] = {}  # asked for in every product of every layer
 
     def split(self, num_rows: int) -> list[int]:
-        """Return tile sizes whose sum is at least `num_rows`, largest first.
+        """Return tile sizes whose sum is at least `num_rows`, largest first; do not change it.
 
         Of a number that `padded` returned the sum is that number: padded rows are split again.
         """
+        split = self._splits.get(num_rows)
+        if split is None:
+            split = self._splits[num_rows] = self._make(num_rows)
+        return split
+
+    def padded(self, num_rows: int) -> int:
+        """Return the sum of `split(num_rows)`."""
+        return sum(self.split(num_rows))
+
+    def _make(self, num_rows: int) -> list[int]:
         split: list[int] = []
         rest = num_rows
         while rest > 0:
@@ -46,10 +57,6 @@ class TilePlan:
             split.append(tile)
             rest -= tile
         return split
-
-    def padded(self, num_rows: int) -> int:
-        """Return the sum of `split(num_rows)`."""
-        return sum(self.split(num_rows))
 
     def _next(self, rest: int) -> int:
         above = [tile for tile in self.tiles if tile >= rest]
