@@ -12,6 +12,9 @@ from engine.core.plan import Plan
 from engine.core.policies.policy import Policy
 from engine.core.request import EngineRequest
 
+SMALLEST_CHUNK = 4
+"""Tokens of a long prompt in a step, however slow they are: attention to a long context is."""
+
 Preempt = Callable[[EngineRequest], None]
 
 
@@ -74,7 +77,7 @@ class Serving:
         drafting: Drafting,
     ) -> None:
         self.pace = ChunkPace(
-            limits.long_prefill_threshold, limits.max_num_batched_tokens, kv.pool.block_size
+            limits.long_prefill_threshold, limits.max_num_batched_tokens, SMALLEST_CHUNK
         )
         self._limits = limits
         self._kv = kv
