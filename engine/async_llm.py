@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from engine.client.collector import RequestOutputCollector
-from engine.client.core_client import EngineClientError
+from engine.client.core_client import EngineClientError, EngineStartError
 from engine.client.dp import ANY_ENGINE, DPLBAsyncMPClient
 from engine.client.factory import make_client
 from engine.client.handshake import Handshake, OnProgress
@@ -94,11 +94,13 @@ class AsyncLLM:
             await stack.enter_async_context(self._tasks)
             receiving = self._tasks.create_task(client.run())
             stack.callback(receiving.cancel)
-            await asyncio.to_thread(handshake.wait, plan.start_timeout_s)
-            max_model_len = min(ready.max_model_len for ready in handshake.ready.values())
-            self._started = client, PromptEncoder(tokenizer, max_model_len)
-            self._stack = stack.pop_all()
-        return self
+            problem = await asyncio.to_thread(_start_error, handshake, plan.start_timeout_s)
+            if problem is None:
+                max_model_len = min(ready.max_model_len for ready in handshake.ready.values())
+                self._started = client, PromptEncoder(tokenizer, max_model_len)
+                self._stack = stack.pop_all()
+                return self
+        raise problem  # not in the stack, whose task group would make it an ExceptionGroup
 
     async def __aexit__(
         self,
@@ -240,6 +242,14 @@ class AsyncLLM:
     async def wake(self) -> dict[str, WakeReport]:
         """Undo `sleep`."""
         return await self.client.call_each(Wake(), timeout_s=CALL_TIMEOUT_S, context=new_context())
+
+
+def _start_error(handshake: Handshake, timeout_s: float) -> EngineStartError | None:
+    try:
+        handshake.wait(timeout_s)
+    except EngineStartError as error:
+        return error
+    return None
 
 
 class _Flight:

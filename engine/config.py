@@ -2,6 +2,11 @@
 
 import msgspec
 
+POLICIES = ("fcfs", "priority", "fair")
+"""Scheduling policies that are always there."""
+POLICY_GROUP = "quarterdeck.policies"
+"""Entry points of the policies that installed packages bring."""
+
 
 class ClientEndpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where one client listens: the engine's DEALER connects to `input`, its PUSH to `output`."""

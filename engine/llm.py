@@ -11,12 +11,13 @@ stops and seeds mean what they mean at the endpoint: the same seed gives the sam
 """
 
 import itertools
+import os
 import sys
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 from engine.async_llm import AsyncLLM
 from engine.client.balance import Balancer
@@ -70,7 +71,7 @@ WINDOW_FACTOR = 2
 
 
 class LLM:
-    """A model with engines of its own. One thread at a time uses it.
+    """A model with engines of its own. One thread at a time uses it, and no forked process.
 
     Args:
         model: A directory in Hugging Face layout, or a `.gguf` file.
@@ -124,6 +125,7 @@ class LLM:
         self._seed = seed
         self._numbers = itertools.count()
         self._is_running = False
+        self._pid = os.getpid()
 
     # ------------------------------------------------------------ life
 
@@ -139,8 +141,19 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """End the engines; idempotent. An `LLM` that is collected does the same."""
-        self._client.close()
+        """End the engines; idempotent. An `LLM` that is collected does the same.
+
+        In a forked process it does nothing.
+        """
+        if os.getpid() == self._pid:
+            self._client.close()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this LLM belongs to process {self._pid}, from which this one was forked: make "
+                "one here, or start processes with the method `spawn`"
+            )
 
     # ------------------------------------------------------------ generate
 
@@ -149,7 +162,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | None = None,
+        use_tqdm: bool = True,
         adapter: str | None = None,
         priority: int = 0,
     ) -> list[Generation]:
@@ -161,13 +174,13 @@ class LLM:
         Args:
             prompts: Text, token ids, or objects: see `engine.offline.prompts.Prompt`.
             sampling_params: For all, or one for each.
-            use_tqdm: Draw a progress bar; None: when stderr is a terminal.
+            use_tqdm: Draw a progress bar, when stderr is a terminal.
             adapter: Name of a LoRA adapter that was loaded.
             priority: Lower runs first, with the policy `priority`.
 
         Raises:
             EngineDeadError: an engine died.
-            ValueError: as many parameters as prompts are needed.
+            TypeError, ValueError: `sampling_params` are none, or not as many as the prompts.
         """
         many = as_prompts(prompts)
         extras = Extras(adapter=adapter, priority=priority)
@@ -178,7 +191,7 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool | None = None,
+        use_tqdm: bool = True,
         adapter: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -214,10 +227,9 @@ class LLM:
         params: Iterable[SamplingParams],
         extras: Extras,
         chat: ChatOptions | None,
-        use_tqdm: bool | None,
+        use_tqdm: bool,
     ) -> list[Generation]:
-        is_shown = sys.stderr.isatty() if use_tqdm is None else use_tqdm
-        bar = ProgressBar(len(prompts), sys.stderr) if is_shown else None
+        bar = ProgressBar(len(prompts), sys.stderr) if use_tqdm else None
         results: dict[int, Generation] = {}
         try:
             for index, result in self._run(prompts, params, extras, chat):
@@ -236,6 +248,7 @@ class LLM:
         extras: Extras,
         chat: ChatOptions | None,
     ) -> Iterator[tuple[int, Generation]]:
+        self._refuse_fork()
         if self._is_running:
             raise RuntimeError("this LLM generates already: one call at a time")
         self._is_running = True
@@ -308,6 +321,7 @@ class LLM:
         return self._call_each(Wake())
 
     def _call(self, engine_id: str, call: Call[ResultT]) -> ResultT:
+        self._refuse_fork()
         return self._client.call(engine_id, call, timeout_s=CALL_TIMEOUT_S, context=new_context())
 
     def _call_each(self, call: Call[ResultT]) -> dict[str, ResultT]:
@@ -319,6 +333,8 @@ def _each(
 ) -> Iterable[SamplingParams]:
     if params is None or isinstance(params, SamplingParams):
         return itertools.repeat(params or SamplingParams(), count)
+    if not all(isinstance(each, SamplingParams) for each in params):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's
+        raise TypeError("sampling_params must be SamplingParams, or one for each prompt")
     if len(params) != count:
         raise ValueError(f"{count} prompts, but {len(params)} sampling parameters")
     return params
@@ -336,6 +352,8 @@ def _as_chats(
     messages: Sequence[Message] | Sequence[Sequence[Message]],
 ) -> Sequence[Sequence[Message]]:
     """One conversation is a list of messages, several are a list of such lists."""
-    first = messages[0] if messages else None
-    is_one = first is None or not isinstance(first, Sequence)
-    return [messages] if is_one else messages  # pyright: ignore[reportReturnType] - by its first element
+    if all(isinstance(message, Mapping) for message in messages):
+        return [cast("Sequence[Message]", messages)] if messages else []
+    if any(isinstance(chat, str | Mapping) for chat in messages):
+        raise TypeError("a conversation is a list of messages, objects with role and content")
+    return cast("Sequence[Sequence[Message]]", messages)

@@ -14,7 +14,6 @@ class Exit(IntEnum):
     TIMEOUT = 4
     CONFLICT = 5
     DEGRADED = 6
-    INTERRUPTED = 130
 
 
 class CliError(Exception):

@@ -12,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from appliance.cli.exits import CliError, Exit
+from appliance.cli.output import say
 from engine.offline.parameters import SamplingParams
 
 STDIN = "-"
@@ -48,7 +49,7 @@ class Defaults:
     sampling: Mapping[str, Any]
     """Fields of `SamplingParams`."""
     model: str
-    """Names what computes: the model, and an adapter if there is one."""
+    """Names what computes: the model's files, the dtype, an adapter if there is one."""
     chat: bool = False
     """Lines of text are messages of a user."""
     system: str | None = None
@@ -81,6 +82,8 @@ def read_items(source: str, format_: InputFormat, defaults: Defaults) -> list[It
 
 
 def _read(source: str) -> str:
+    if source == STDIN and sys.stdin.isatty():
+        say("prompts, one a line; Ctrl-D ends them")
     try:
         raw = sys.stdin.buffer.read() if source == STDIN else Path(source).read_bytes()
     except OSError as error:

@@ -19,6 +19,7 @@ from appliance.cli.generate_output import ResultSink, open_output
 from appliance.cli.output import say
 
 if TYPE_CHECKING:
+    from appliance.model_store.resolve import ResolvedModel
     from engine.llm import LLM
     from engine.offline.progress_bar import ProgressBar
     from engine.offline.results import Completion, Generation
@@ -47,11 +48,19 @@ class GeneratePlan:
 
 
 def run_generate(plan: GeneratePlan) -> int:
-    """Do it; return the exit code: 0, 1 when a prompt failed, 130 when Ctrl-C stopped it.
+    """Do it; return the exit code: 0, 1 when a prompt failed, 128 + N when signal N stopped it.
 
     Raises:
         CliError: input or output cannot be used, the model does not load, an engine died.
     """
+    with Interrupts() as interrupts:
+        try:
+            return _run(plan, interrupts)
+        except KeyboardInterrupt:
+            return interrupts.exit_code
+
+
+def _run(plan: GeneratePlan, interrupts: "Interrupts") -> int:
     from appliance.config.paths import model_dir
     from appliance.config.sources import load_from_process
     from appliance.model_store.packs import ModelStoreError
@@ -62,19 +71,27 @@ def run_generate(plan: GeneratePlan) -> int:
         model = resolve(settings.model, model_dir(settings.model_dir), revision=settings.revision)
     except ModelStoreError as error:
         raise CliError(str(error)) from error
-    adapter = f" with {plan.adapter.absolute()}" if plan.adapter else ""
-    defaults = Defaults(
-        sampling=plan.sampling, model=model.name + adapter, chat=plan.chat, system=plan.system
-    )
+    computes = f"{model.path} {settings.dtype} {plan.adapter and plan.adapter.absolute()}"
+    defaults = Defaults(sampling=plan.sampling, model=computes, chat=plan.chat, system=plan.system)
     items = read_items(plan.input, plan.format, defaults)
+    _refuse_same_file(plan)
     with open_output(plan.output, restart=plan.restart, retry_errors=plan.retry_errors) as output:
         todo = list(pending(items, output.done))
         if len(todo) < len(items):
             say(f"{len(items) - len(todo)} of {len(items)} are done already")
         if todo:
-            engines = _Engines(model.path, settings.model_dump(), plan.adapter)
-            _generate(engines, items, todo, output)
+            engines = _Engines(model, settings.model_dump(), plan.adapter)
+            _generate(engines, items, todo, output, interrupts)
         return _verdict(output)
+
+
+def _refuse_same_file(plan: GeneratePlan) -> None:
+    try:
+        is_same = Path(plan.input).samefile(plan.output)
+    except OSError:
+        return  # one of them is no file, or not there yet
+    if is_same:
+        raise CliError(f"{plan.output} is the input: name another --output", Exit.USAGE)
 
 
 def _verdict(output: ResultSink) -> int:
@@ -88,7 +105,7 @@ def _verdict(output: ResultSink) -> int:
 class _Engines:
     """Which engines to start."""
 
-    model: Path
+    model: "ResolvedModel"
     settings: Mapping[str, Any]
     adapter: Path | None
 
@@ -101,7 +118,7 @@ class _Engines:
             options["max_loras"] = 0
         say(f"loading {self.model.name}")
         llm = LLM(
-            self.model,
+            self.model.path,
             num_engines=self.settings["num_engines"],
             dtype=self.settings["dtype"],
             start_timeout_s=self.settings["start_timeout_s"],
@@ -116,22 +133,27 @@ class _Engines:
         return llm
 
 
-def _generate(engines: _Engines, items: list[Item], todo: list[Item], output: ResultSink) -> None:
+def _generate(
+    engines: _Engines,
+    items: list[Item],
+    todo: list[Item],
+    output: ResultSink,
+    interrupts: "Interrupts",
+) -> None:
     from engine.checkpoint.errors import CheckpointError
     from engine.client.core_client import EngineClientError
 
-    with Interrupts() as interrupts:
-        try:
-            with engines.start() as llm, _bar(len(items), len(items) - len(todo)) as bar:
-                for item, result in _results(llm, todo, engines.adapter is not None):
-                    with interrupts.held():
-                        output.write(record_of(item, result, llm))
-                    bar.add(1, sum(len(each.token_ids) for each in result.outputs))
-        except KeyboardInterrupt:
-            say(_stopped(len(items), output))
-            raise SystemExit(Exit.INTERRUPTED) from None
-        except (CheckpointError, EngineClientError) as error:
-            raise CliError(str(error), Exit.FAILED, GO_ON if output.done else None) from error
+    try:
+        with engines.start() as llm, _bar(len(items), len(items) - len(todo)) as bar:
+            for item, result in _results(llm, todo, engines.adapter is not None):
+                with interrupts.held():
+                    output.write(record_of(item, result, llm))
+                bar.add(1, sum(len(each.token_ids) for each in result.outputs))
+    except KeyboardInterrupt:
+        say(_stopped(len(items), output))
+        raise
+    except (CheckpointError, EngineClientError) as error:
+        raise CliError(str(error), Exit.FAILED, GO_ON if output.done else None) from error
 
 
 @contextmanager
@@ -195,19 +217,27 @@ def _answer_of(output: "Completion", llm: "LLM") -> dict[str, Any]:
 
 
 class Interrupts:
-    """Ctrl-C as KeyboardInterrupt, but not in the middle of a result."""
+    """Signals that end a program as KeyboardInterrupt, but not in the middle of a result.
+
+    So that engines and their files go, whoever stops it: Ctrl-C, a terminal that is closed, a
+    batch system.
+    """
 
     def __init__(self) -> None:
+        self.exit_code = 0
+        """128 + the signal that came."""
         self._is_held = False
-        self._came = False
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = signal.signal(signal.SIGINT, self._take)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` wants it so
+                self._before[number] = signal.signal(number, self._take)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     @contextmanager
     def held(self) -> Generator[None]:
@@ -217,10 +247,10 @@ class Interrupts:
             yield
         finally:
             self._is_held = False
-        if self._came:
+        if self.exit_code:
             raise KeyboardInterrupt
 
-    def _take(self, _signal: int, _frame: FrameType | None) -> None:
-        self._came = True
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self.exit_code = 128 + number
         if not self._is_held:
             raise KeyboardInterrupt

@@ -24,7 +24,9 @@ from appliance.cli.target import (
 ModelDir = Annotated[Path | None, typer.Option(help="[env: QUARTERDECK_MODEL_DIR]")]
 Model = Annotated[str | None, typer.Option(help="Served model; the first, if left out.")]
 
-models_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Model packs.")
+models_app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Model packs and hub models."
+)
 
 
 def top(

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from appliance.config.key_files import BadKeyError, check_key, read_keys
 from appliance.config.network import is_loopback
 from appliance.config.settings import EngineSettings, Settings
 from appliance.config.values import SECRET_KEYS
+from engine.config import POLICIES, POLICY_GROUP
 
 _PATTERNS = {
     "device": "cpu, cuda or cuda:N",
@@ -74,10 +76,13 @@ def check(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
         ConfigError: settings contradict each other, or a file that they name cannot be used.
     """
     _check_engines(settings, origins)
+    _check_policy(settings, origins)
+    _check_adapter_roots(settings, origins)
     _check_keys(settings, origins)
     _check_tls(settings)
     if settings.port == settings.admin_port != 0:
         raise ConfigError(f"port and admin_port are both {settings.port}; they must differ")
+    yield from _idle(settings, origins)
     yield from _exposure(settings)
 
 
@@ -89,6 +94,36 @@ def _check_engines(settings: Settings, origins: Mapping[str, str]) -> None:
             f" {origins['engines']} lists {tables}",
             hint="Give either a number or [[engines]] tables.",
         )
+
+
+def _check_policy(settings: Settings, origins: Mapping[str, str]) -> None:
+    """Refuse here what an engine would refuse after its model was loaded."""
+    known = {*POLICIES, *(point.name for point in entry_points(group=POLICY_GROUP))}
+    if settings.policy not in known:
+        raise ConfigError(
+            f"{origins['policy']} = {settings.policy!r}: allowed is {', '.join(sorted(known))}"
+        )
+    if settings.policy == "priority" and settings.reserved_seqs >= settings.max_num_seqs:
+        raise ConfigError(
+            f"{origins['reserved_seqs']} = {settings.reserved_seqs} leaves no place for others:"
+            f" max_num_seqs is {settings.max_num_seqs}"
+        )
+
+
+def _check_adapter_roots(settings: Settings, origins: Mapping[str, str]) -> None:
+    for root in settings.adapter_root:
+        if not root.is_dir():
+            raise ConfigError(f"{origins['adapter_root']}: there is no directory {root}")
+
+
+def _idle(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
+    """Yield what was asked for and does nothing."""
+    if settings.reserved_seqs and settings.policy != "priority":
+        yield f"{origins['reserved_seqs']} has no effect without the policy priority"
+    if settings.tenant_weights and settings.policy != "fair":
+        yield f"{origins['tenant_weights']} has no effect without the policy fair"
+    if settings.adapter_root and not settings.max_loras:
+        yield f"{origins['adapter_root']} has no effect: {origins['max_loras']} is 0"
 
 
 def _check_keys(settings: Settings, origins: Mapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from appliance.control_link.messages import EngineRoute
 from appliance.gateway.data_plane import DataPlane
 from appliance.gateway.fleet import Asleep, Decision, Dispatch, Hold, Unavailable
 from appliance.gateway.journey import Journey
-from appliance.gateway.openai.errors import ApiError
+from appliance.gateway.openai.errors import ApiError, model_not_found
 from engine.client.balance import prefix_hashes
 from engine.client.collector import RequestOutputCollector
 from engine.client.core_client import EngineDeadError, EngineUnreachableError
@@ -70,6 +70,8 @@ class Dispatcher:
         """Wait for news of the fleet; a sleeping engine is woken first."""
         match decision:
             case Unavailable():
+                if not self._plane.fleet.routes(self._journey.model or ""):
+                    raise model_not_found()  # its adapter was unloaded while it waited
                 raise unavailable(decision)
             case Asleep(route):
                 refuse_if_asleep(self._plane, route)

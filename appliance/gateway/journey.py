@@ -168,6 +168,7 @@ class Journey:
             requeues=self.requeues,
             choices=tuple(choice.record() for choice in self.choices),
             client_request_id=context.client_request_id,
+            base_model=self.base_model,
         )
 
 

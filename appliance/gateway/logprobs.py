@@ -1,13 +1,12 @@
 """Log probabilities in the two shapes of the OpenAI endpoint, and in vLLM's for prompts."""
 
-import codecs
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any
 
 import msgspec
 
+from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.wire.messages import TokenLogprob, TokenLogprobs
 
@@ -29,8 +28,40 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> lis
     ]
 
 
+class TextOffsets:
+    """Where the tokens of one text begin, in characters, as its `Detokenizer` writes it.
+
+    The parts of one character all begin where it does.
+
+    Args:
+        tokenizer: Of the model that answered.
+        before: The tokens before the first one: it may complete a character that they began.
+        offset: Characters before the first one.
+        skip_special_tokens: Whether control tokens are left out of the text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        before: Sequence[int] = (),
+        offset: int = 0,
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, before, skip_special_tokens=skip_special_tokens)
+        self.offset = offset
+
+    def of(self, entries: Sequence[TokenLogprobs]) -> list[int]:
+        """Return where the next tokens begin."""
+        offsets: list[int] = []
+        for entry in entries:
+            offsets.append(self.offset)
+            self.offset += len(self._detokenizer.push([entry.token_id]).text)
+        return offsets
+
+
 def completion_logprobs(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], *, text_offset: int
+    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], offsets: TextOffsets
 ) -> dict[str, Any]:
     r"""Return the `logprobs` of a text completion choice.
 
@@ -41,13 +72,13 @@ def completion_logprobs(
     Args:
         tokenizer: Of the model that answered.
         entries: One for each token.
-        text_offset: Characters of the full text before the first of these tokens.
+        offsets: Of the choice; advanced by these tokens.
     """
     return {
         "tokens": [_label(tokenizer, entry.token_id) for entry in entries],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
         "top_logprobs": [_labelled_top(tokenizer, entry) for entry in entries],
-        "text_offset": _text_offsets(tokenizer, entries, text_offset),
+        "text_offset": offsets.of(entries),
     }
 
 
@@ -72,11 +103,11 @@ def echo_logprobs(
     """
     first = TokenLogprobs(token_id=prompt[0], logprob=0.0)
     few = [with_candidates(entry, num_candidates) for entry in entries]
-    written = completion_logprobs(tokenizer, [first, *few], text_offset=0)
+    offsets = TextOffsets(tokenizer)
+    written = completion_logprobs(tokenizer, [first, *few], offsets)
     written["token_logprobs"][0] = written["top_logprobs"][0] = None
     # A SentencePiece text begins without the space that its first token begins with.
-    num_chars = sum(len(text) for text in _texts(tokenizer, prompt))
-    excess = max(0, num_chars - len(echo))
+    excess = max(0, offsets.offset - len(echo))
     written["text_offset"] = [max(0, offset - excess) for offset in written["text_offset"]]
     return written
 
@@ -129,25 +160,6 @@ def _label(tokenizer: Tokenizer, token_id: int) -> str:
         return raw.decode() or tokenizer.token_text(token_id)
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
-def _text_offsets(
-    tokenizer: Tokenizer, entries: Sequence[TokenLogprobs], text_offset: int
-) -> list[int]:
-    """Return where each token begins; the parts of one character all begin where it does."""
-    texts = _texts(tokenizer, [entry.token_id for entry in entries])
-    return [text_offset + chars for chars in accumulate(map(len, texts), initial=0)][:-1]
-
-
-def _texts(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[str]:
-    """Return the characters that each token completes; control tokens are not in the text."""
-    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-    return [
-        ""
-        if token_id in tokenizer.control_token_ids
-        else utf8.decode(tokenizer.token_bytes(token_id))
-        for token_id in token_ids
-    ]
 
 
 def _finite(logprob: float) -> float:

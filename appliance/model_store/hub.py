@@ -26,7 +26,7 @@ from appliance.model_store.store import store_lock
 
 _TERMINATE_S = 5.0
 _LAST_LINES = 3
-_INSTALL = "pip install 'quarterdeck[hub]'"
+_INSTALL = "pip install 'huggingface-hub>=0.34'"
 
 
 def pull_hub(reference: HubReference, model_dir: Path, progress: Progress) -> HubModel:

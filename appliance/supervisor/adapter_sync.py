@@ -52,7 +52,7 @@ class AdapterSync:
     Args:
         adapters: What is wanted, and what is known of each engine.
         client: Reaches the engines.
-        roots: Directories that adapters may be in.
+        roots: Directories that adapters may be in; none: no adapters.
         hooks: Are told of every change.
     """
 
@@ -65,7 +65,7 @@ class AdapterSync:
     ) -> None:
         self.adapters = adapters
         self._client = client
-        self._roots = roots
+        self.roots = roots
         self.hooks = hooks
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -136,7 +136,7 @@ class AdapterSync:
     ) -> None:
         """Load what is wanted, and only that: other content under its path is not served."""
         try:
-            await asyncio.to_thread(find_adapter, adapter.path, self._roots)
+            await asyncio.to_thread(find_adapter, adapter.path, self.roots)
             state = await self.load(engine, adapter, context)
         except (RefusedError, UtilityCallError) as error:
             text = error.message if isinstance(error, UtilityCallError) else str(error)

@@ -8,12 +8,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from appliance.supervisor.adapter_files import check_name, find_adapter
 from appliance.supervisor.adapter_sync import AdapterSync, forget
-from appliance.supervisor.adapter_upkeep import AdapterUpkeep
 from appliance.supervisor.adapters import with_content
 from appliance.supervisor.admin.ports import ConflictError, NotFoundError, RefusedError
 from appliance.supervisor.admin.schemas import LoadAdapterBody, Operation, OperationKind
@@ -30,14 +28,8 @@ logger = logging.getLogger(__name__)
 DISABLED_HINT = "Start with `quarterdeck serve --adapter-root DIR` to allow adapters below DIR."
 
 
-@dataclass(frozen=True, slots=True)
-class AdapterRules:
-    """What may be loaded."""
-
-    roots: Sequence[Path]
-    """Directories that adapters may be in; none: no adapters."""
-    most: int = 512
-    """Adapters at a time: gateways are told all of them at every change."""
+MAX_ADAPTERS = 512
+"""At a time: gateways are told all of them at every change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +50,24 @@ class AdapterVerbs:
 
     Args:
         sync: Reaches the engines.
-        upkeep: Looks after those that could not take part.
         registry: Of operations.
         tasks: Holds what runs.
-        rules: What may be loaded.
+        settle: Called at the end of each change: engines that could not take part need care.
     """
 
     def __init__(
         self,
         sync: AdapterSync,
-        upkeep: AdapterUpkeep,
         registry: OperationRegistry,
         tasks: asyncio.TaskGroup,
-        rules: AdapterRules,
+        settle: Callable[[], None],
     ) -> None:
         self._adapters = sync.adapters
         self._hooks = sync.hooks
         self._sync = sync
-        self._upkeep = upkeep
         self._registry = registry
         self._tasks = tasks
-        self._rules = rules
+        self._settle = settle
         self._turn = asyncio.Lock()
         self._changes: dict[str, _Change] = {}
 
@@ -86,12 +75,12 @@ class AdapterVerbs:
 
     async def load(self, name: str, body: LoadAdapterBody, actor: str) -> Operation:
         """Check an adapter, then begin to load it. Raises RefusedError, ConflictError."""
-        if not self._rules.roots:
+        if not self._sync.roots:
             message = "this appliance takes no adapters"
             raise ConflictError(message, "disabled", [], DISABLED_HINT)
         check_name(name, self._adapters.served_names)
         model = self._model(body.model)
-        path = await asyncio.to_thread(find_adapter, body.path, self._rules.roots)
+        path = await asyncio.to_thread(find_adapter, body.path, self._sync.roots)
         before = self._adapters.get(name)
         pinned = body.pinned if body.pinned is not None else bool(before and before.pinned)
         adapter = WantedAdapter(name, str(path), model, "", pinned)
@@ -137,8 +126,8 @@ class AdapterVerbs:
         if before is not None and before.model != adapter.model:
             message = f"{adapter.name} is an adapter of {before.model}"
             raise ConflictError(message, "loaded", [], "Unload it, or take another name.")
-        if before is None and len(self._adapters) >= self._rules.most:
-            message = f"there are {self._rules.most} adapters, and no more may be"
+        if before is None and len(self._adapters) >= MAX_ADAPTERS:
+            message = f"there are {MAX_ADAPTERS} adapters, and no more may be"
             raise ConflictError(message, "full", [], "Unload one first.")
 
     def _nobody_ready(self, model: str) -> ConflictError:
@@ -190,7 +179,7 @@ class AdapterVerbs:
             self._adapters.arrived(adapter.name)
             del self._changes[adapter.name]
             self._hooks.changed()
-            self._upkeep.look()
+            self._settle()
 
     def _ready(self, model: str) -> list[ManagedEngine]:
         return [engine for engine in self._adapters.fits(model) if _is_ready(engine)]
@@ -220,15 +209,22 @@ class AdapterVerbs:
 
     async def _give_up(
         self,
+        name: str,
         engines: Sequence[ManagedEngine],
         complaints: Sequence[str],
         operation_id: str,
         context: TraceContext,
     ) -> None:
-        """Take every engine back to what is desired, and tell why."""
+        """Take every engine back to what is desired; tell why, and who lost it on the way."""
+        lost: list[str] = []
         for engine in engines:
+            errors = engine.facts.adapters.errors
+            had_it = name not in errors
             await self._sync.settle(engine, context)
-        self._registry.fail(operation_id, f"{'; '.join(complaints)}; nothing has changed")
+            if had_it and name in errors:
+                lost.append(f"{engine.engine_id} could not go back: {errors[name]}")
+        outcome = lost or ["nothing has changed"]
+        self._registry.fail(operation_id, "; ".join([*complaints, *outcome]))
 
     # ------------------------------------------------------------ load
 
@@ -242,7 +238,7 @@ class AdapterVerbs:
         complaints = complaints or _disagreement(states)
         if complaints or not states:
             complaints = complaints or ["no engine is ready any more"]
-            await self._give_up(engines, complaints, operation_id, context)
+            await self._give_up(adapter.name, engines, complaints, operation_id, context)
             return
         state = next(iter(states.values()))
         self._adapters.put(with_content(adapter, state))
@@ -290,7 +286,7 @@ class AdapterVerbs:
             if engine.engine_id in states:
                 engine.facts.adapters.held[adapter.name] = states[engine.engine_id]
         if complaints:
-            await self._give_up(holding, complaints, operation_id, context)
+            await self._give_up(adapter.name, holding, complaints, operation_id, context)
             return
         self._adapters.put(adapter)
         self._registry.finish(operation_id, {"pinned": adapter.pinned, "engines": sorted(states)})

@@ -55,11 +55,6 @@ class Adapters:
         self._arriving: dict[str, WantedAdapter] = {}
         self._clock = WallClock()
 
-    @property
-    def engines(self) -> list[ManagedEngine]:
-        """All engines, in order."""
-        return list(self._engines.values())
-
     # ------------------------------------------------------------ desired
 
     def __len__(self) -> int:

@@ -124,6 +124,7 @@ class Instance:
             minted=self._keys.minted,
             has_auth=self._plan.auth_required,
             tls_cert=self._settings.tls_cert,
+            adapter_root=next(iter(self._plan.adapter_roots), None),
             executable=executable,
         )
         _say(start_card(facts))

@@ -24,6 +24,8 @@ class StartFacts:
     minted: Sequence[CreatedKey]
     has_auth: bool
     tls_cert: Path | None = None
+    adapter_root: Path | None = None
+    """Where LoRA adapters may be loaded from; None: nowhere."""
     executable: Path | None = None
     """The `quarterdeck` program; None: the one that runs."""
 
@@ -53,6 +55,11 @@ def _lines_to_paste(facts: StartFacts) -> list[str]:
         "List engines": "ps",
         "Trace a request (its id is in the answer's x-request-id)": "trace REQUEST_ID",
     }
+    if facts.adapter_root is not None:
+        place = shlex.quote(f"{facts.adapter_root}/DIRECTORY")
+        tools["Load a LoRA adapter; requests then name it as their model"] = (
+            f"lora load NAME {place}"
+        )
     lines = [f"  data plane     {facts.data_url}/v1", f"  control plane  {facts.admin_url}", ""]
     lines += ["  Ask it something:", f"    {_curl(facts)}"]
     for what, command in tools.items():

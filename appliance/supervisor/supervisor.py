@@ -40,7 +40,7 @@ WATCH_S = 0.25
 PAUSED_S = 1.0
 """A look that comes this late means that the supervisor itself was stopped."""
 PUBLISH_PAUSE_S = 0.05
-"""Changes that follow each other within it reach the gateways as one."""
+"""Changes that follow each other within it reach gateways and watchers as one."""
 ABORT_TIMEOUT_S = 10.0
 TOLD_TIMEOUT_S = 5.0
 """Longest wait for gateways to work from a new state."""
@@ -182,6 +182,7 @@ class Supervisor:
             await fleet.dirty.wait()
             fleet.dirty.clear()
             fleet.link.publish(fleet.state(self._keys.records()))
+            self._adapters.publish()
             await asyncio.sleep(PUBLISH_PAUSE_S)
 
     async def _watch(self) -> None:

@@ -82,7 +82,7 @@ class Recent:
 
 
 def _observations(record: RequestRecord) -> Iterator[tuple[Metric, Labels, float]]:
-    model = record.model or OTHER
+    model = record.base_model or record.model or OTHER
     yield names.E2E, (model, record.outcome.value), duration_ns(record) / NS_PER_S
     for metric, value_ns in (
         (names.TTFT, ttft_ns(record)),

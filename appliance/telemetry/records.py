@@ -121,6 +121,8 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     choices: tuple[ChoiceRecord, ...]
     client_request_id: str | None = None
     """The caller's own `x-request-id`, when it is a sane one: a label, never our id."""
+    base_model: str | None = None
+    """Served name that metrics count it under: `model`, or the base of that adapter."""
 
 
 class CounterSample(msgspec.Struct, frozen=True, array_like=True):

@@ -91,7 +91,7 @@ class AdaptersScreen(ConsoleScreen):
         if not self._may("unload") or adapter is None:
             return
         facts = [
-            f"{adapter.running_requests} running requests use it; they go on to their end.",
+            _users(adapter.running_requests),
             f"Later ones that name it are refused. Its {size(adapter.num_bytes)} are freed.",
             f"Its files stay: {adapter.path}",
         ]
@@ -108,6 +108,16 @@ class AdaptersScreen(ConsoleScreen):
             verb, what = "Unpin", "Its slot may go to another adapter when that is needed."
         question = Question(f"{verb} adapter {clean(adapter.name)}", [what], verb)
         self._confirm(question, Order(PinAdapter(adapter.name, pinned=not adapter.pinned)))
+
+
+def _users(running_requests: int) -> str:
+    match running_requests:
+        case 0:
+            return "No running request uses it."
+        case 1:
+            return "One running request uses it; it goes on to its end."
+        case _:
+            return f"{running_requests} running requests use it; they go on to their end."
 
 
 def _no_adapters() -> Row:

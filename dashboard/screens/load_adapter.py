@@ -53,6 +53,7 @@ class LoadAdapterDialog(ModalScreen[LoadAdapter | None]):
                 placeholder="path on the server",
                 id="path",
                 max_length=_MAX_PATH,
+                select_on_focus=False,  # what is typed goes on after the root
                 compact=True,
             ),
             Choice(["not pinned: makes room for others", "pinned: keeps its slot"], id="pinned"),

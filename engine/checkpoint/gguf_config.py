@@ -178,7 +178,6 @@ def _gemma3(config: ModelConfig, keys: _Metadata) -> ModelConfig:
         sliding_layers=tuple((layer + 1) % pattern != 0 for layer in range(config.num_layers)),
         query_scale=1.0 / math.sqrt(width),
         embedding_scale=math.sqrt(config.hidden_size),
-        attention_softcap=keys.optional("attn_logit_softcapping"),
         logits_softcap=keys.optional("final_logit_softcapping"),
     )
 

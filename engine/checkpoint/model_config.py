@@ -192,8 +192,7 @@ def _with_family(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def _gemma3(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
-    attention_cap = fields.get("attn_logit_softcapping")
-    logits_cap = fields.get("final_logit_softcapping")
+    cap = fields.get("final_logit_softcapping")
     return msgspec.structs.replace(
         config,
         local_rope_theta=local_rope_theta(fields),
@@ -201,8 +200,7 @@ def _gemma3(config: ModelConfig, fields: Mapping[str, Any]) -> ModelConfig:
         query_scale=1.0 / math.sqrt(fields["query_pre_attn_scalar"]),
         embedding_scale=math.sqrt(config.hidden_size),
         norm_offset=1.0,
-        attention_softcap=None if attention_cap is None else float(attention_cap),
-        logits_softcap=None if logits_cap is None else float(logits_cap),
+        logits_softcap=None if cap is None else float(cap),
     )
 
 

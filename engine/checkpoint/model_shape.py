@@ -79,7 +79,6 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     norm_offset: float = 0.0
     """Added to the weights of RMS norms: 1 for Gemma in Hugging Face layout (in GGUF it is in
     the weights already)."""
-    attention_softcap: float | None = None
     logits_softcap: float | None = None
 
     def is_sliding(self, layer: int) -> bool:
@@ -154,7 +153,6 @@ def _check_constants(config: ModelConfig) -> None:
         "the local rope_theta": config.local_rope_theta,
         "the scale of queries": config.query_scale,
         "the scale of embeddings": config.embedding_scale,
-        "the soft cap of attention": config.attention_softcap,
         "the soft cap of logits": config.logits_softcap,
         "the factor of the RoPE scaling": scaling.factor,
         "the attention factor of the RoPE scaling": scaling.attention_factor,

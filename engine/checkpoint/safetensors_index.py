@@ -4,10 +4,11 @@ Source:
     https://huggingface.co/docs/safetensors/index#format
 """
 
+import os
 import struct
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -49,12 +50,21 @@ def _files(directory: Path) -> list[Path]:
 def index_file(file: Path) -> dict[str, TensorEntry]:
     """Index every tensor of one safetensors file; raises as `index_directory`."""
     try:
-        with regular_file(file).open("rb") as stream:
-            (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
-            if length > _MAX_HEADER_BYTES:
-                raise CheckpointError(f"{file.name}: the header is too long")
-            header = msgspec.json.decode(stream.read(length), type=dict[str, dict[str, Any]])
-        file_bytes = file.stat().st_size
+        stream = regular_file(file).open("rb")
+    except OSError as error:
+        raise CheckpointError(f"{file.name} is missing: {error}") from error
+    with stream:
+        return index_stream(stream, file)
+
+
+def index_stream(stream: BinaryIO, file: Path) -> dict[str, TensorEntry]:
+    """Index an open safetensors file, which is at its start; raises as `index_directory`."""
+    try:
+        (length,) = _LENGTH.unpack(stream.read(_LENGTH.size))
+        if length > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"{file.name}: the header is too long")
+        header = msgspec.json.decode(stream.read(length), type=dict[str, dict[str, Any]])
+        file_bytes = os.fstat(stream.fileno()).st_size
         start = _LENGTH.size + length
         return {
             name: _entry(name, fields, file, start, file_bytes)
@@ -62,7 +72,7 @@ def index_file(file: Path) -> dict[str, TensorEntry]:
             if name != "__metadata__"
         }
     except (OSError, struct.error, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file.name} is missing or corrupt: {error}") from error
+        raise CheckpointError(f"{file.name} is corrupt: {error}") from error
 
 
 def _entry(

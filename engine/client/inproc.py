@@ -197,7 +197,8 @@ class InprocClient(SyncEngineCoreClient):
             if core.scheduler.requests:
                 core.step()
             core.utilities.advance()
-        except Exception as error:  # noqa: BLE001 - told to all that wait
+        except Exception as error:
+            logger.exception("the engine in this process failed")
             self._die(error)
         except BaseException as interruption:  # a step that is half done cannot be gone on with
             self._die(interruption)
@@ -211,13 +212,13 @@ class InprocClient(SyncEngineCoreClient):
         try:
             self._core.take(Received(CLIENT, header, body, now_ns()))
         except Exception as error:
-            death = self._die(error)
-            raise death from error
+            logger.exception("the engine in this process failed")
+            raise self._die(error) from error
 
     def _die(self, error: BaseException) -> EngineDeadError:
         """What ends a process ends this engine."""
-        logger.error("the engine in this process failed", exc_info=error)
-        reason = f"{type(error).__name__}: {error}"
+        is_fault = isinstance(error, Exception)
+        reason = f"{type(error).__name__}: {error}" if is_fault else "it was interrupted in a step"
         self._desk.fail_engine(self._config.engine_id, self._config.epoch, reason)
         return EngineDeadError(self._config.engine_id, self._config.epoch, reason)
 

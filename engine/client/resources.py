@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Generic
@@ -18,7 +19,8 @@ logger = logging.getLogger(__name__)
 class BackgroundResources(Generic[SocketT]):
     """Child processes, threads, sockets, then their context: closed in that order and only once.
 
-    What was registered last is closed first.
+    What was registered last is closed first. A forked process inherits the client, but none of its
+    threads and engines: nothing is closed there.
     """
 
     def __init__(self, context: "zmq.Context[SocketT]") -> None:
@@ -26,6 +28,7 @@ class BackgroundResources(Generic[SocketT]):
         self._sockets: list[SocketT] = []
         self._callbacks: list[Callable[[], object]] = []
         self._closing = threading.Lock()
+        self._pid = os.getpid()
 
     def own(self, socket: SocketT) -> SocketT:
         """Close this socket before the context."""
@@ -51,6 +54,8 @@ class BackgroundResources(Generic[SocketT]):
 
     def __call__(self) -> None:
         """Close everything; a part that fails does not keep the others."""
+        if os.getpid() != self._pid:
+            return
         with self._closing:
             self.run_callbacks()
             while self._sockets:

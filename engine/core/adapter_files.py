@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.checkpoint.errors import CheckpointError
-from engine.checkpoint.safetensors_index import index_file
+from engine.checkpoint.safetensors_index import index_stream
 from engine.checkpoint.tensors import TensorEntry
 from engine.core.adapter_config import AdapterError
 
@@ -75,16 +75,19 @@ def header_size(file: BinaryIO) -> int:
     return _LENGTH_BYTES + length
 
 
-def index_weights(directory: Path, header_bytes: int, file_bytes: int) -> list[TensorEntry]:
+def index_weights(file: BinaryIO, header_bytes: int, file_bytes: int) -> list[TensorEntry]:
     """Return the tensors of the weights file in the order of their bytes, which must fill it.
+
+    Leaves the file at its start.
 
     Raises:
         AdapterError: the file is truncated or corrupt.
     """
     try:
-        found = index_file((directory / WEIGHTS_FILE).resolve())
+        found = index_stream(file, Path(WEIGHTS_FILE))
     except CheckpointError as error:
         raise AdapterError(str(error)) from error
+    file.seek(0)
     entries = sorted(found.values(), key=lambda entry: entry.offset)
     end = header_bytes
     for entry in entries:

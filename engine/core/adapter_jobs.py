@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.core.adapter_config import AdapterError
-from engine.core.adapter_reader import AdapterReader, ReadAdapter, ReadCancelledError
+from engine.core.adapter_reader import ReadAdapter, ReadCancelledError
 
 logger = logging.getLogger(__name__)
+
+Read = Callable[[Path, Callable[[], bool]], ReadAdapter]
+"""Reads a directory until the second argument says to stop; see `AdapterReader.read`."""
 
 
 class ReadJob:
@@ -27,11 +30,11 @@ class ReadJob:
         """Nobody waits for it: stop at the next tensor, or do not begin."""
         self._cancelled.set()
 
-    def run(self, reader: AdapterReader) -> None:
+    def run(self, read: Read) -> None:
         """Read; whatever goes wrong is its `error`."""
         try:
             if not self._cancelled.is_set():
-                self.adapter = reader.read(self.path, self._cancelled.is_set)
+                self.adapter = read(self.path, self._cancelled.is_set)
         except ReadCancelledError:
             pass
         except AdapterError as error:
@@ -49,12 +52,12 @@ class AdapterJobs:
     """The reading thread. It starts with the first job and dies with the process.
 
     Args:
-        reader: Does the work.
+        read: Does the work.
         on_ready: Called in the reading thread after each job.
     """
 
-    def __init__(self, reader: AdapterReader, on_ready: Callable[[], None]) -> None:
-        self._reader = reader
+    def __init__(self, read: Read, on_ready: Callable[[], None]) -> None:
+        self._read = read
         self._on_ready = on_ready
         self._jobs: queue.SimpleQueue[ReadJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -81,5 +84,5 @@ class AdapterJobs:
         # a function of its own: while the thread waits, no variable may hold the last adapter
         job = self._jobs.get()
         if job is not None:
-            job.run(self._reader)
+            job.run(self._read)
         return job is not None

@@ -180,9 +180,18 @@ class AdapterMemory:
         elif job.adapter.content_hash != content.content_hash:
             self._fail(content, f"{job.path} has changed since it was loaded: load it again")
         else:
-            content.updates = job.adapter.updates
+            self._take_back(content, job.adapter)
+
+    def _take_back(self, content: AdapterContent, read: ReadAdapter) -> None:
+        """A pinned one goes to its slot; what goes wrong there ends its requests, not the loop."""
+        content.updates = read.updates
+        try:
             if content.pinned_names:
                 self._slots.bring([content])
+        except Exception as error:
+            logger.exception("adapter %s could not be brought into a slot", _short(content))
+            self._leave(content)
+            self._fail(content, f"it could not be brought into a slot: {error}")
 
     def _fail(self, content: AdapterContent, reason: str) -> None:
         logger.warning("adapter %s cannot be read again: %s", _short(content), reason)

@@ -90,7 +90,7 @@ class AdapterReader:
         with open_file(directory, WEIGHTS_FILE, self._max_file_bytes) as file:
             before = file_version(file)
             header_bytes = header_size(file)
-            entries = index_weights(directory, header_bytes, before[0])
+            entries = index_weights(file, header_bytes, before[0])
             pieces = self._pieces(entries, config)
             adapter = _read_weights(_Stream(file, config, should_stop), header_bytes, pieces)
             if file_version(file) != before:

@@ -19,12 +19,12 @@ from engine.core.adapter_content import AdapterContent, AdapterName, Lease
 from engine.core.adapter_jobs import AdapterJobs, ReadJob
 from engine.core.adapter_layout import linear_parts
 from engine.core.adapter_memory import AdapterMemory
-from engine.core.adapter_reader import AdapterReader
+from engine.core.adapter_reader import AdapterReader, ReadAdapter
 from engine.core.adapter_slots import AdapterSlots
 from engine.core.batch import AdapterCounts, AdapterRefusedError
 from engine.kernels.backend import KernelBackend
 from engine.layers.linear import StepAdapters
-from engine.layers.lora import AdapterRows, PackedAdapters, row_groups
+from engine.layers.lora import AdapterRows, PackedAdapters, prepare, row_groups
 from engine.models.parameters import Parameter
 from engine.wire.calls import AdapterList, AdapterState, AdapterUnloaded, LoadAdapter
 
@@ -72,12 +72,13 @@ class AdapterStore:
         on_ready: Callable[[], None],
         clock: Callable[[], int] = now_ns,
     ) -> None:
+        self._reader = reader
         self._kernels = kernels
         self._device = device
         self._clock = clock
         self._names: dict[str, AdapterName] = {}
         self._loading: list[LoadingAdapter] = []
-        self._jobs = AdapterJobs(reader, on_ready)
+        self._jobs = AdapterJobs(self._read, on_ready)
         self._slots = AdapterSlots(config.max_loras, device)
         num_places = max(config.max_cpu_loras, config.max_loras)
         self._memory = AdapterMemory(num_places, self._slots, self._jobs, clock)
@@ -128,6 +129,12 @@ class AdapterStore:
         updates = self._slots.bring([self._content(content_hash) for content_hash in rows])
         groups = [AdapterRows(*group) for group in zip(rows.values(), updates, strict=True)]
         return PackedAdapters(groups, self._kernels)
+
+    def _read(self, path: Path, should_stop: Callable[[], bool]) -> ReadAdapter:
+        """Read and prepare an adapter, in the reading thread."""
+        adapter = self._reader.read(path, should_stop)
+        prepare(adapter.updates, self._kernels, self._device)
+        return adapter
 
     def _content(self, content_hash: str) -> AdapterContent:
         content = self._memory.contents.get(content_hash)

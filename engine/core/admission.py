@@ -8,6 +8,7 @@ other's place.
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from engine.core.chunk_pace import StepBudget
 from engine.core.kv_blocks import KvBlocks
 from engine.core.length_estimate import LengthEstimate
 from engine.core.limits import Limits
@@ -74,7 +75,7 @@ class Admission:
 
     def _victims(self, request: EngineRequest) -> list[EngineRequest]:
         """Return the fewest that must give way, or nobody if that would not help."""
-        num_blocks = self._kv.pool.blocks_for(len(request.token_ids))
+        chunk = self._limits.max_num_batched_tokens
         victims: list[EngineRequest] = []
         running = list(self.running.values())
         while True:
@@ -83,37 +84,45 @@ class Admission:
                 return []
             running.remove(victim)
             victims.append(victim)
-            fits = self._kv.blocks_from(victims) >= num_blocks
+            fits = self._kv.fits_without(victims, request, running, chunk)
             if fits and self._policy.has_place(request, running):
                 return victims
 
-    def enter_in_turn(self, share_of: Callable[[EngineRequest], int]) -> Iterator[EngineRequest]:
+    def enter_in_turn(self, budget: StepBudget) -> Iterator[EngineRequest]:
         """Let requests in whose turn it is, one at a time.
 
         The first that does not fit stops all others: else small ones would pass it for ever. Only
-        who waits for an adapter's slot is passed, and not for ever either.
+        who waits for an adapter's slot is passed, and not for ever either, and a long prompt while
+        others take what long ones may have of a step: it is the next of them.
 
         Args:
-            share_of: How many tokens of a request this step can compute; it gets no blocks for 0.
+            budget: Of the step; whoever takes from it does so before the next is let in.
         """
         passed: set[int] = set()
-        while (request := self._next(passed)) is not None:
+        while budget.tokens > 0 and (request := self._next(passed, budget)) is not None:
             has_place = self._policy.has_place(request, self.running.values())
-            if not (has_place and share_of(request) > 0 and self._start(request, spare=True)):
+            if not (has_place and self._start(request, spare=True)):
                 return
             self._note_overtaking(passed)
             yield request
 
-    def _next(self, passed: set[int]) -> EngineRequest | None:
+    def _next(self, passed: set[int], budget: StepBudget) -> EngineRequest | None:
         for request in self.waiting.in_order():
             if request.arrival in passed:
                 continue
-            if self._has_adapter_slot(request):
+            has_slot = self._has_adapter_slot(request)
+            if has_slot and self._gets_tokens(request, budget):
                 return request
-            if request.overtaken >= MAX_OVERTAKEN or len(passed) >= MAX_SKIPPED:
+            is_patient = has_slot or request.overtaken < MAX_OVERTAKEN
+            if not is_patient or len(passed) >= MAX_SKIPPED:
                 return None
             passed.add(request.arrival)
         return None
+
+    def _gets_tokens(self, request: EngineRequest, budget: StepBudget) -> bool:
+        if budget.share(request.num_uncomputed_tokens) > 0:
+            return True
+        return budget.share(self._kv.num_uncached_tokens(request)) > 0
 
     def _note_overtaking(self, passed: set[int]) -> None:
         if passed:

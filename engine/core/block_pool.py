@@ -5,7 +5,9 @@ something else. Free blocks wait in one queue: those that hold nothing of use at
 ones at its end, so that what was used last is evicted last.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
 
 class BlockPool:
@@ -51,10 +53,10 @@ class BlockPool:
         """Return how many share a block; 0: it is free."""
         return self._holders[block]
 
-    def num_only_here(self, blocks: Iterable[int]) -> int:
-        """Return how many of `blocks` would be free if one holder of each gave it back."""
-        holders = self._holders
-        return sum(holders[block] == 1 for block in blocks)
+    def num_freed_by(self, tables: Iterable[Sequence[int]]) -> int:
+        """Return how many blocks would be free if the holders with these tables gave them back."""
+        given = Counter(chain.from_iterable(tables))
+        return sum(self._holders[block] == count for block, count in given.items())
 
     def free_queue(self) -> list[int]:
         """Return the free blocks in the order in which they will be used."""

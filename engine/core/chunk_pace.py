@@ -64,5 +64,31 @@ class ChunkPace:
             self._prompt_token_ns = _moved(self._prompt_token_ns, added_ns / prompt_tokens)
 
 
+class StepBudget:
+    """The tokens of a step that are not dealt out yet.
+
+    Args:
+        tokens: All of them.
+        long_tokens: How many of them long prompts may take.
+        long_above: Prompts with more uncomputed tokens than this are long.
+    """
+
+    def __init__(self, tokens: int, long_tokens: int, long_above: int) -> None:
+        self.tokens = tokens
+        self.long_tokens = long_tokens
+        self._long_above = long_above
+
+    def share(self, uncomputed_tokens: int) -> int:
+        """Return how many of a prompt's uncomputed tokens may be computed."""
+        count = min(uncomputed_tokens, self.tokens)
+        return min(count, self.long_tokens) if uncomputed_tokens > self._long_above else count
+
+    def take(self, uncomputed_tokens: int, count: int) -> None:
+        """Deal `count` of a prompt's uncomputed tokens out."""
+        self.tokens -= count
+        if uncomputed_tokens > self._long_above:
+            self.long_tokens -= count
+
+
 def _moved(average: float | None, value: float) -> float:
     return value if average is None else average + _WEIGHT * (value - average)

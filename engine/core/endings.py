@@ -17,10 +17,18 @@ CLIENT_CUT_OFF = Ending(
     error=RequestError(code="internal_error", message="the client did not read its outputs"),
 )
 
+NOTHING_LEFT = "no token satisfies the grammar, allowed_token_ids and bad_words all together"
+"""The fault of a step that is the client's: what it asked for excludes itself."""
+
 
 def failed(code: str, message: str) -> Ending:
     """Return the ending of a request that failed alone."""
     return Ending(FinishReason.ERROR, error=RequestError(code=code, message=message))
+
+
+def failed_in_step(fault: str) -> Ending:
+    """Return the ending of a request that a step could give no token."""
+    return failed("invalid_request" if fault == NOTHING_LEFT else "internal_error", fault)
 
 
 def banned_token_ids(request: EngineRequest) -> tuple[int, ...]:

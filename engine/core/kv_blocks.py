@@ -81,10 +81,8 @@ class KvBlocks:
         if missing + spare_blocks > self._free_beside(self.pool, prefix.blocks):
             return False
         if self.window_pool is not None:
-            wanted = self._window_wants(request, len(prefix.blocks) * self._size, chunk)
-            wanted += sum(
-                self._window_wants(other, other.num_computed_tokens, chunk) for other in running
-            )
+            num_cached = len(prefix.blocks) * self._size
+            wanted = self._window_wants(request, num_cached, running, chunk)
             held = len(prefix.window_blocks)
             if wanted - held > self._free_beside(self.window_pool, prefix.window_blocks):
                 return False
@@ -95,8 +93,20 @@ class KvBlocks:
         """Return how many blocks are free when `shared` ones are taken."""
         return pool.num_free - sum(pool.num_holders(block) == 0 for block in shared)
 
-    def _window_wants(self, request: EngineRequest, num_computed: int, chunk: int) -> int:
-        """Return how many window blocks a request may still take before it decodes."""
+    def _window_wants(
+        self,
+        request: EngineRequest,
+        num_cached: int,
+        running: Sequence[EngineRequest],
+        chunk: int,
+    ) -> int:
+        """Return how many window blocks a request and the running ones may take before decoding."""
+        wanted = self._window_wants_of(request, num_cached, chunk)
+        for other in running:
+            wanted += self._window_wants_of(other, other.num_computed_tokens, chunk)
+        return wanted
+
+    def _window_wants_of(self, request: EngineRequest, num_computed: int, chunk: int) -> int:
         rows = min(chunk, len(request.token_ids) - num_computed)
         most = min(self.blocks_for_window(rows), self.pool.blocks_for(len(request.token_ids)))
         assert self.window_pool is not None
@@ -119,10 +129,27 @@ class KvBlocks:
             request.cached_tokens = num_cached
             self.cache.count(request.num_prompt_tokens, num_cached)
 
-    def blocks_from(self, victims: Sequence[EngineRequest]) -> int:
-        """Return how many blocks would be free if these gave way, at the least."""
-        held = sum(self.pool.num_only_here(victim.block_table) for victim in victims)
-        return self.pool.num_free + held
+    def num_uncached_tokens(self, request: EngineRequest) -> int:
+        """Return how many tokens of a waiting request no cached prefix has."""
+        return len(request.token_ids) - len(self.cache.find(request).blocks) * self._size
+
+    def fits_without(
+        self,
+        victims: Sequence[EngineRequest],
+        request: EngineRequest,
+        running: Sequence[EngineRequest],
+        chunk: int,
+    ) -> bool:
+        """Whether a request fits beside `running`, cached or not, when the victims give way."""
+        freed = self.pool.num_freed_by(victim.block_table for victim in victims)
+        if self.pool.num_free + freed < self.pool.blocks_for(len(request.token_ids)):
+            return False
+        if self.window_pool is None:
+            return True
+        tables = (victim.window_table[victim.num_passed_blocks :] for victim in victims)
+        freed = self.window_pool.num_freed_by(tables)
+        wanted = self._window_wants(request, 0, running, chunk)
+        return self.window_pool.num_free + freed >= wanted
 
     # ------------------------------------------------------------ running
 

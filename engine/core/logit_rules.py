@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import SampleRow, TokenMask
+from engine.core.endings import NOTHING_LEFT
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 BiasTensors = tuple[Tensor, Tensor]
 
-NOTHING_LEFT = "no token satisfies the grammar, allowed_token_ids and bad_words all together"
 NO_MASK = "the grammar could not say which tokens are allowed"
 NO_NUMBER = "the model gave no number"
 _KEPT_LISTS = 256

@@ -78,7 +78,7 @@ class EngineRequest:
     predicted_tokens: int | None = None
     """Output that was predicted when it was first admitted."""
     overtaken: int = 0
-    """Requests that were admitted before it while no place for its adapter was free."""
+    """Requests that were admitted before it while it got no place for its adapter or no tokens."""
     cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache at the first admission."""
     drafted_tokens: int = 0

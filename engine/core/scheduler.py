@@ -19,7 +19,7 @@ from engine.core.admission import Admission
 from engine.core.batch import ModelFacts, ScheduledRequest, StepResult
 from engine.core.block_pool import BlockPool
 from engine.core.drafter import Drafting
-from engine.core.endings import DEADLINE_EXCEEDED, ending_of, failed
+from engine.core.endings import DEADLINE_EXCEEDED, ending_of, failed, failed_in_step
 from engine.core.kv_blocks import KvBlocks
 from engine.core.length_estimate import LengthEstimate
 from engine.core.limits import Limits
@@ -109,11 +109,6 @@ class Scheduler:
     def has_runnable(self) -> bool:
         """Whether a `schedule` now would compute or end something, deadlines apart."""
         return bool(self._admission.running) or self._admission.waiting.is_anyone_ready
-
-    @property
-    def next_deadline_ns(self) -> int | None:
-        """No live request's deadline is before this; None: there are no deadlines."""
-        return self._next_deadline_ns
 
     @property
     def pool(self) -> BlockPool:
@@ -282,7 +277,7 @@ class Scheduler:
     ) -> Produced | None:
         fault = result.faults.get(request.request_id)
         if fault is not None:  # nothing that this step wrote gets into the prefix cache
-            return self.end(request, failed("internal_error", fault), now_ns)
+            return self.end(request, failed_in_step(fault), now_ns)
         if share.prompt_logprobs is not None:
             request.prompt_logprobs.extend(result.prompt_logprobs.get(request.request_id, ()))
         if not share.samples:
@@ -294,7 +289,7 @@ class Scheduler:
             return self.end(request, failed("internal_error", "no token was sampled"), now_ns)
         complaint = request.grammar.accept(tokens[0]) if request.grammar else None
         if complaint is not None:
-            return self.end(request, failed("internal_error", complaint), now_ns)
+            return self.end(request, failed("invalid_grammar", complaint), now_ns)
         return self._keep(request, share, tokens, result.logprobs.get(request.request_id), now_ns)
 
     def _keep(

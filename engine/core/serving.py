@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.core.admission import Admission
-from engine.core.chunk_pace import ChunkPace
+from engine.core.chunk_pace import ChunkPace, StepBudget
 from engine.core.drafter import Drafting
 from engine.core.kv_blocks import KvBlocks
 from engine.core.limits import Limits
@@ -16,34 +16,6 @@ SMALLEST_CHUNK = 4
 """Tokens of a long prompt in a step, however slow they are: attention to a long context is."""
 
 Preempt = Callable[[EngineRequest], None]
-
-
-class StepBudget:
-    """The tokens of a step that are not dealt out yet.
-
-    Args:
-        tokens: All of them.
-        long_tokens: How many of them long prompts may take.
-        long_above: Prompts with more uncomputed tokens than this are long.
-    """
-
-    def __init__(self, tokens: int, long_tokens: int, long_above: int) -> None:
-        self.tokens = tokens
-        self.long_tokens = long_tokens
-        self._long_above = long_above
-
-    def share_of(self, request: EngineRequest) -> int:
-        """Return how many tokens of a prompt may be computed."""
-        count = request.num_uncomputed_tokens
-        if count > self._long_above:
-            count = min(count, self.long_tokens)
-        return min(count, self.tokens)
-
-    def take(self, request: EngineRequest, count: int) -> None:
-        """Deal tokens of a prompt out."""
-        self.tokens -= count
-        if request.num_uncomputed_tokens > self._long_above:
-            self.long_tokens -= count
 
 
 @dataclass(slots=True)
@@ -140,19 +112,23 @@ class Serving:
                 budget.tokens -= self._serve(step, index, 1, drafts)
 
     def _serve_prefills(self, step: _Step) -> None:
+        if not step.plan.batch:  # no decode is left: they gave way to a prompt
+            step.budget.long_tokens = step.budget.tokens
         for index in range(step.num_decodes, len(step.order)):
             request = step.order[index]
-            count = step.budget.share_of(request)
+            uncomputed = request.num_uncomputed_tokens
+            count = step.budget.share(uncomputed)
             if request.running and count > 0:
-                step.budget.take(request, self._serve(step, index, count, []))
+                step.budget.take(uncomputed, self._serve(step, index, count, []))
 
     def _serve_newcomers(self, step: _Step) -> None:
         budget = step.budget
-        for request in self._admission.enter_in_turn(budget.share_of):
-            room = self._kv.fitting(request, budget.share_of(request))
+        for request in self._admission.enter_in_turn(budget):
+            uncomputed = request.num_uncomputed_tokens
+            room = self._kv.fitting(request, budget.share(uncomputed))
             assert room > 0, "who is let in can compute"
             self._plan_share(step.plan, request, room, [])
-            budget.take(request, room)
+            budget.take(uncomputed, room)
 
     def _serve(self, step: _Step, index: int, count: int, drafts: list[int]) -> int:
         """Plan as many tokens of a running request as there is room for; return how many."""

@@ -16,6 +16,7 @@ from engine.core.structured_compile import CompiledGrammar, compile_grammar
 from engine.core.structured_pool import Compilation, CompilePool
 from engine.core.structured_request import GrammarProgress, MaskWorkers
 from engine.core.structured_tokenizer import TokenizerBridge
+from engine.core.structured_trial import GrammarTrials
 from engine.wire.messages import Grammar, RequestError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class GrammarCompiler:
         tokenizer_timeout_s: float = 60.0,
     ) -> None:
         self._bridge = TokenizerBridge(checkpoint_tokenizer, vocab_size, eos_token_ids)
+        self._trials: GrammarTrials | None = None
         self._timeout_s = timeout_s
         self._tokenizer_timeout_s = tokenizer_timeout_s
         self._on_ready = on_ready
@@ -64,9 +66,7 @@ class GrammarCompiler:
         """Compiled, the least recently asked for first."""
         self._on_the_way: dict[bytes, Compilation] = {}
         self._counts = GrammarCounts()
-        self._pool = CompilePool(
-            lambda grammar: compile_grammar(self._bridge, grammar), self._claim, self._settle
-        )
+        self._pool = CompilePool(self._compile, self._claim, self._settle)
         self._masks = MaskWorkers()
 
     @property
@@ -102,11 +102,33 @@ class GrammarCompiler:
         with self._lock:
             self._kept.clear()
         self._bridge.clear()
+        self._end_trials()
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and the process."""
         self._pool.close()
         self._masks.close()
+        self._end_trials()
+
+    def _compile(self, grammar: Grammar) -> CompiledGrammar:
+        """Compile what a process of its own was able to compile."""
+        self._bridge.tokenizer()  # may take long: not under the lock
+        with self._lock:
+            if self._trials is None:
+                self._trials = GrammarTrials(self._bridge.take_state())
+            trials = self._trials
+        try:
+            trials.run(grammar, self._timeout_s)
+        except OSError:
+            self.clear()  # all is built again for the next one
+            raise
+        return compile_grammar(self._bridge, grammar)
+
+    def _end_trials(self) -> None:
+        with self._lock:
+            trials, self._trials = self._trials, None
+        if trials is not None:
+            trials.close()
 
     def _known(self, key: bytes) -> Compilation | None:
         if key in self._kept:

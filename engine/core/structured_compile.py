@@ -15,7 +15,7 @@ from engine.wire.messages import Grammar, GrammarKind
 
 if TYPE_CHECKING:
     import numpy as np
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
     from numpy.typing import NDArray
 
 WORD_BITS = 32
@@ -34,8 +34,7 @@ class CompiledGrammar:
 
     prototype: "LLMatcher"
     first_mask: "NDArray[np.int32]"
-    num_tokens: int
-    """Of llguidance's tokenizer."""
+    tokenizer: "LLTokenizer"
     vocab_size: int
     warnings: tuple[str, ...] = ()
 
@@ -62,17 +61,40 @@ def compile_grammar(bridge: TokenizerBridge, grammar: Grammar) -> CompiledGramma
             return _compile_other(bridge, _from_lark(grammar.source), "grammar")
 
 
-def compute_mask(matcher: "LLMatcher", num_tokens: int, vocab_size: int) -> "NDArray[np.int32]":
+def compute_mask(
+    matcher: "LLMatcher", tokenizer: "LLTokenizer", vocab_size: int
+) -> "NDArray[np.int32]":
     """Return which tokens may come next, see `batch.TokenMask.mask`; releases the GIL."""
     import numpy as np  # noqa: PLC0415 - only engines that have grammars load it
 
-    words = np.empty(-(-num_tokens // WORD_BITS), np.int32)
+    words = np.empty(-(-tokenizer.vocab_size // WORD_BITS), np.int32)
     matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-    if num_tokens > vocab_size:  # the tokenizer knows tokens that the model cannot say
+    if np.count_nonzero(words) == 1:
+        _spell_out(words, matcher, tokenizer)
+    if tokenizer.vocab_size > vocab_size:  # it knows tokens that the model cannot say
         words = words[: -(-vocab_size // WORD_BITS)].copy()
         if tail := vocab_size % WORD_BITS:
             words[-1] &= np.int32((1 << tail) - 1)
     return words
+
+
+def _spell_out(words: "NDArray[np.int32]", matcher: "LLMatcher", tokenizer: "LLTokenizer") -> None:
+    """Have a control token's name written letter by letter where it is the text that must follow.
+
+    llguidance tokenizes such a text as a whole and takes the name for the token itself, which it
+    then does not accept.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    bits = words.view(np.uint32)
+    index = int(bits.nonzero()[0][0])
+    only = index * WORD_BITS + int(bits[index]).bit_length() - 1
+    if not tokenizer.is_special_token(only) or matcher.validate_tokens([only]):
+        return
+    text = matcher.compute_ff_bytes().decode("utf-8", "ignore")
+    for token_id in tokenizer.greedy_tokenize(text)[:1]:
+        bits[index] = 0
+        bits[token_id // WORD_BITS] = 1 << token_id % WORD_BITS
 
 
 def _build(bridge: TokenizerBridge, definition: str) -> CompiledGrammar:
@@ -89,12 +111,10 @@ def _build(bridge: TokenizerBridge, definition: str) -> CompiledGrammar:
     if error := matcher.get_error():
         raise RefusedGrammarError(error)
     warnings = matcher.get_grammar_warnings()
-    first_mask = compute_mask(matcher, tokenizer.vocab_size, bridge.vocab_size)
+    first_mask = compute_mask(matcher, tokenizer, bridge.vocab_size)
     if error := matcher.get_error():
         raise RefusedGrammarError(error)
-    return CompiledGrammar(
-        matcher, first_mask, tokenizer.vocab_size, bridge.vocab_size, tuple(warnings)
-    )
+    return CompiledGrammar(matcher, first_mask, tokenizer, bridge.vocab_size, tuple(warnings))
 
 
 # ------------------------------------------------------------ JSON

@@ -1,8 +1,4 @@
-"""A few threads that compile grammars, each within its deadline.
-
-A compilation cannot be stopped, only given up: its thread is then replaced by another one (a few
-times), and ends when it comes back.
-"""
+"""A few threads that compile grammars; who waits for one is told when its time is over."""
 
 import logging
 import queue
@@ -23,8 +19,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COMPILE_THREADS = 2
-MAX_LOST_THREADS = 4
-"""Threads that may be stuck in compilations that were given up; beyond, they are not replaced."""
 JOIN_S = 0.5
 
 
@@ -47,8 +41,6 @@ class Compilation:
         self.wanted_by: weakref.WeakSet[GrammarProgress] = weakref.WeakSet()
         self.stage: Literal["queued", "compiling", "over"] = "queued"
         """The pool's: it is over when it is settled, or given up, or nobody wants it."""
-        self.lost_thread = False
-        """It was given up while compiling, and another thread took the place of its thread."""
 
 
 class CompilePool:
@@ -74,8 +66,7 @@ class CompilePool:
         self._changed = threading.Condition()
         self._pending: dict[Compilation, None] = {}
         """Those that are not over."""
-        self._threads: set[threading.Thread] = set()
-        self._num_lost = 0
+        self._threads: list[threading.Thread] = []
         self._is_closed = False
 
     def submit(self, compilation: Compilation) -> None:
@@ -90,45 +81,36 @@ class CompilePool:
         self._queue.put(compilation)
 
     def close(self) -> None:
-        """End the threads, but for those that are stuck."""
+        """End the threads; one that compiles ends when it comes back."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            threads = list(self._threads)
-        for _ in threads:
+        for _ in self._threads:
             self._queue.put(None)
-        for thread in threads:
+        for thread in self._threads:
             thread.join(JOIN_S)
 
     def _start(self, name: str, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=f"grammar-{name}", daemon=True)
-        self._threads.add(thread)
+        self._threads.append(thread)
         thread.start()
 
     # ------------------------------------------------------------ compiling
 
     def _work(self) -> None:
         while (compilation := self._queue.get()) is not None:
-            stays = self._take(compilation)
+            self._take(compilation)
             del compilation
-            if not stays:
-                break
-        with self._changed:
-            self._threads.discard(threading.current_thread())
 
-    def _take(self, compilation: Compilation) -> bool:
-        """Compile one; return false if this thread has been replaced meanwhile."""
+    def _take(self, compilation: Compilation) -> None:
         if not self._begin(compilation):
-            return True
+            return
         outcome = self._outcome(compilation.grammar)
         with self._changed:
             in_time = compilation.stage == "compiling"
             self._end(compilation)
-            if compilation.lost_thread:
-                self._num_lost -= 1
         if in_time:
             self._tell(compilation, outcome)
-        return not compilation.lost_thread
 
     def _begin(self, compilation: Compilation) -> bool:
         with self._changed:
@@ -178,14 +160,7 @@ class CompilePool:
                 first = min(self._pending, key=lambda c: c.give_up_ns, default=None)
                 left_ns = None if first is None else first.give_up_ns - now_ns()
                 if first is not None and left_ns is not None and left_ns <= 0:
-                    return self._give_up(first)
+                    self._end(first)
+                    return first
                 self._changed.wait(None if left_ns is None else left_ns / 1e9)
         return None
-
-    def _give_up(self, compilation: Compilation) -> Compilation:
-        if compilation.stage == "compiling" and self._num_lost < MAX_LOST_THREADS:
-            compilation.lost_thread = True
-            self._num_lost += 1
-            self._start("compile", self._work)
-        self._end(compilation)
-        return compilation

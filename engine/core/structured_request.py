@@ -128,7 +128,7 @@ class GrammarProgress:
         assert compiled is not None, "only ready requests are scheduled"
         if self._matcher is None:
             return compiled.first_mask.copy()
-        return compute_mask(self._matcher, compiled.num_tokens, compiled.vocab_size)
+        return compute_mask(self._matcher, compiled.tokenizer, compiled.vocab_size)
 
     def _own_matcher(self) -> "LLMatcher":
         if self._matcher is None:

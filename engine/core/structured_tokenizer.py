@@ -4,6 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
     from tokenizers import Tokenizer
@@ -11,6 +13,24 @@ if TYPE_CHECKING:
 
 class TokenizerError(Exception):
     """No grammar can be followed with this model's tokenizer."""
+
+
+class TokenizerState(msgspec.Struct, frozen=True, array_like=True):
+    """A `TokenizerBridge` on its way to another process."""
+
+    definition: str
+    """The tokenizer as JSON."""
+    vocab_size: int
+    eos_token_ids: list[int]
+
+    def bridge(self) -> "TokenizerBridge":
+        """Return it there."""
+        from tokenizers import Tokenizer  # noqa: PLC0415 - the engine has one already
+
+        def make() -> Tokenizer:
+            return Tokenizer.from_str(self.definition)
+
+        return TokenizerBridge(make, self.vocab_size, self.eos_token_ids)
 
 
 class TokenizerBridge:
@@ -31,6 +51,7 @@ class TokenizerBridge:
         self._eos_token_ids = [id_ for id_ in eos_token_ids if 0 <= id_ < vocab_size]
         self._lock = threading.Lock()
         self._built: LLTokenizer | None = None
+        self._definition = ""
 
     def tokenizer(self) -> "LLTokenizer":
         """Return it; the first call blocks, for seconds if the vocabulary is large.
@@ -42,6 +63,16 @@ class TokenizerBridge:
             if self._built is None:
                 self._built = self._build()
             return self._built
+
+    def take_state(self) -> "TokenizerState":
+        """Return what another process needs for a bridge of its own; once after each building.
+
+        Raises:
+            TokenizerError: as `tokenizer`.
+        """
+        self.tokenizer()
+        definition, self._definition = self._definition, ""
+        return TokenizerState(definition, self.vocab_size, self._eos_token_ids)
 
     @property
     def is_built(self) -> bool:
@@ -61,10 +92,11 @@ class TokenizerBridge:
         tokenizer = self._make()
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        self._definition = tokenizer.to_str()
         num_tokens = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
         try:
             return LLTokenizer(
-                tokenizer.to_str(),
+                self._definition,
                 n_vocab=max(self.vocab_size, num_tokens),  # it refuses to leave tokens out
                 eos_token=self._eos_token_ids,
             )

@@ -155,12 +155,7 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def attention(
-        self,
-        queries: Tensor,
-        cache: LayerCache,
-        plan: LayerPlan,
-        scale: float,
-        softcap: float | None = None,
+        self, queries: Tensor, cache: LayerCache, plan: LayerPlan, scale: float
     ) -> Tensor:
         """Attend causally to the cached context of each row's own request.
 
@@ -169,7 +164,6 @@ class KernelBackend(ABC):
             cache: Holds the keys and values up to each row's own position.
             plan: Of this kind of layer, from `plan`, for the same batch.
             scale: Factor of the scores.
-            softcap: Scores become `softcap * tanh(score / softcap)`.
 
         Returns:
             `[rows, heads * head_dim]`, float32; padding rows are zero.

@@ -29,7 +29,6 @@ class SelfAttention:
     heads: HeadShape
     scale: float
     """Factor of the scores."""
-    softcap: float | None = None
     norms: HeadNorms | None = None
 
     def __call__(self, rows: Tensor, cache: LayerCache, step: LayerStep) -> Tensor:
@@ -44,7 +43,7 @@ class SelfAttention:
         rotated = kernels.rotary(queries_and_keys, *step.rotary)
         tokens = plan.slots.shape[0]
         kernels.write_cache(rotated[:tokens, num_heads:], qkv[:tokens, num_rotated:], cache, plan)
-        mixed = kernels.attention(rotated[:, :num_heads], cache, plan, self.scale, self.softcap)
+        mixed = kernels.attention(rotated[:, :num_heads], cache, plan, self.scale)
         return self.output(mixed.to(rows.dtype), kernels, step.adapters)
 
     def _normalise(self, heads: Tensor, norms: HeadNorms, kernels: KernelBackend) -> Tensor:

@@ -79,6 +79,14 @@ class PackedAdapters(StepAdapters):
         out[at, columns] = change.add_(out[at, columns]).to(out.dtype)
 
 
+def prepare(updates: AdapterUpdates, kernels: KernelBackend, device: torch.device) -> None:
+    """Let the kernels find out what they must know of these shapes, so that no step has to."""
+    shapes = {(u.down.shape, u.up.shape) for together in updates.values() for u in together}
+    for down, up in shapes:
+        rows = torch.zeros(1, down[1], device=device)
+        kernels.low_rank(rows, torch.zeros(down, device=device), torch.zeros(up, device=device))
+
+
 def row_groups(
     spans: Sequence[tuple[int, int, str | None]], device: torch.device
 ) -> dict[str, slice | Tensor]:

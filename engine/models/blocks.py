@@ -121,7 +121,6 @@ class BlockBuilder:
             output=self._linear(here + "output"),
             heads=head_shape(config),
             scale=config.head_dim**-0.5 if scale is None else scale,
-            softcap=config.attention_softcap,
             norms=norms,
         )
 

@@ -1,4 +1,4 @@
-"""A progress bar of prompts on a terminal, and a line now and then elsewhere."""
+"""A progress bar of prompts, on a terminal only."""
 
 import shutil
 from typing import TextIO
@@ -7,7 +7,6 @@ from engine.clock import now_ns
 
 _BAR_CELLS = 24
 _REDRAW_NS = 100_000_000
-_LINE_NS = 10_000_000_000
 _MINUTE_S, _HOUR_S = 60, 3600
 
 
@@ -16,8 +15,7 @@ class ProgressBar:
 
     Args:
         total: Prompts.
-        out: A terminal is redrawn ten times a second at most; anything else gets a line every ten
-            seconds.
+        out: Redrawn ten times a second at most; anything but a terminal gets nothing.
         done: Prompts that were done before.
     """
 
@@ -27,34 +25,26 @@ class ProgressBar:
         self._before = self._done = done
         self._tokens = 0
         self._started_ns = self._shown_ns = now_ns()
-        self._redraws = out.isatty()
-        self._is_drawn = False
+        self._is_terminal = out.isatty()
+        self._show()
 
     def add(self, prompts: int, tokens: int) -> None:
         """Count prompts that are done now, and the tokens of their answers."""
         self._done += prompts
         self._tokens += tokens
-        interval_ns = _REDRAW_NS if self._redraws else _LINE_NS
-        if now_ns() - self._shown_ns >= interval_ns:
+        if now_ns() - self._shown_ns >= _REDRAW_NS:
             self._show()
 
     def close(self) -> None:
         """Show the end."""
-        self._show()
-        if self._is_drawn:
-            self._out.write("\n")
-            self._out.flush()
+        self._show("\n")
 
-    def _show(self) -> None:
+    def _show(self, end: str = "") -> None:
         self._shown_ns = now_ns()
-        line = self.line()
-        if self._redraws:
-            line = line[: shutil.get_terminal_size().columns - 1]
-            self._out.write(f"\r{line}\x1b[K")
-            self._is_drawn = True
-        else:
-            self._out.write(f"{line}\n")
-        self._out.flush()
+        if self._is_terminal:
+            line = self.line()[: shutil.get_terminal_size().columns - 1]
+            self._out.write(f"\r{line}\x1b[K{end}")
+            self._out.flush()
 
     def line(self) -> str:
         """Return what is shown."""

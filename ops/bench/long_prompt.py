@@ -114,7 +114,12 @@ def main() -> int:
     parser.add_argument("--settle-tokens", type=int, default=20)
     parser.add_argument("--before-seconds", type=float, default=5.0)
     parser.add_argument("--max-seconds", type=float, default=180.0)
-    return asyncio.run(run(parser.parse_args()))
+    asked = parser.parse_args()
+    try:
+        return asyncio.run(run(asked))
+    except TimeoutError:
+        print(f"not done within {asked.max_seconds:g} s; see --max-seconds", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 No model runs: every request gets the same token. `decode` is a full batch of decodes; `prefix` is
 the same while new requests, whose prompts are cached, replace ended ones all the time; `fair` adds
 that policy, eight tenants and requests that wait, and so does `priority`. Times are of the thread's
-CPU, so that other programs on the machine do not count.
+CPU: other programs on the machine count only by the caches and cores that they share with it, which
+can double them.
 """
 
 import argparse

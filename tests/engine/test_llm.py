@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
-import signal
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine.checkpoint.errors import CheckpointError
@@ -26,6 +27,13 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 @pytest.fixture(scope="module")
 def llm(tiny_model_path: Path) -> Iterator[LLM]:
     with LLM(tiny_model_path, **SMALL) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def pair(tiny_model_path: Path) -> Iterator[LLM]:
+    """Two engines, for two tests: the last one kills an engine."""
+    with LLM(tiny_model_path, num_engines=2, **SMALL) as llm:
         yield llm
 
 
@@ -59,25 +67,23 @@ def test_an_engine_in_this_process_gives_the_same_tokens(tiny_model_path: Path, 
 
 
 def test_two_engines_share_the_prompts_and_give_the_same_tokens(
-    tmp_path: Path, tiny_model_path: Path, expected
+    tmp_path: Path, tiny_model_path: Path, pair: LLM, expected
 ):
-    with LLM(tiny_model_path, num_engines=2, **SMALL) as llm:
-        assert list(llm.engines) == ["e0", "e1"]
-        assert [result.token_ids for result in llm.generate(PROMPTS * 4, SEEDED)] == expected * 4
-        assert min(llm._balancer._given.values()) >= 8
-        assert set(llm.sleep()) == set(llm.wake()) == {"e0", "e1"}
+    assert list(pair.engines) == ["e0", "e1"]
+    assert [result.token_ids for result in pair.generate(PROMPTS * 4, SEEDED)] == expected * 4
+    assert min(pair._balancer._given.values()) >= 8
+    assert set(pair.sleep()) == set(pair.wake()) == {"e0", "e1"}
 
-        path = make_adapter(tmp_path / "lora", rank=4, seed=1, model_dir=tiny_model_path)
-        assert llm.load_adapter("pirate", path).rank == 4
-        adapted = {
-            result.token_ids for result in llm.generate([PROMPTS[0]] * 8, SEEDED, adapter="pirate")
-        }
-        assert len(adapted) == 1, "in both engines"
-        assert adapted != {expected[0]}
-        assert llm.generate(PROMPTS[0], SEEDED)[0].token_ids == expected[0]
-        assert [each.name for each in llm.list_adapters().adapters] == ["pirate"]
-        llm.unload_adapter("pirate")
-        assert "adapter_not_loaded" in llm.generate("x", adapter="pirate")[0].error
+    path = make_adapter(tmp_path / "lora", rank=4, seed=1, model_dir=tiny_model_path)
+    assert pair.load_adapter("pirate", path).rank == 4
+    results = pair.generate([PROMPTS[0]] * 8, SEEDED, adapter="pirate")
+    adapted = {result.token_ids for result in results}
+    assert len(adapted) == 1, "in both engines"
+    assert adapted != {expected[0]}
+    assert pair.generate(PROMPTS[0], SEEDED)[0].token_ids == expected[0]
+    assert [each.name for each in pair.list_adapters().adapters] == ["pirate"]
+    pair.unload_adapter("pirate")
+    assert "adapter_not_loaded" in pair.generate("x", adapter="pirate")[0].error
 
 
 def test_several_answers_have_seeds_of_their_own(llm: LLM):
@@ -163,6 +169,10 @@ def test_chat_uses_the_models_template(llm: LLM):
     assert llm.tokenizer.decode(alone.prompt_token_ids, skip_special_tokens=False) == rendered
     assert both[0].token_ids == alone.token_ids
     assert both[1].prompt_token_ids != alone.prompt_token_ids
+    assert llm.chat([]) == []
+    for wrong in ("hello", ["hello"], [one, "hello"], [one[0], one]):
+        with pytest.raises(TypeError, match="a list of messages"):
+            llm.chat(wrong)
 
 
 def test_bad_prompts_have_an_error_and_do_not_hurt_the_others(llm: LLM, expected):
@@ -175,6 +185,9 @@ def test_bad_prompts_have_an_error_and_do_not_hurt_the_others(llm: LLM, expected
     assert "vocabulary" in results[3].error
     with pytest.raises(ValueError, match="2 prompts, but 1"):
         llm.generate(["a", "b"], [GREEDY])
+    for wrong in ({"temperature": 0}, [{"temperature": 0}]):
+        with pytest.raises(TypeError, match="must be SamplingParams"):
+            llm.generate("a", wrong)
 
 
 def test_a_stream_takes_prompts_as_there_is_room_and_can_be_left_early(llm: LLM, expected):
@@ -204,24 +217,36 @@ def test_long_answers_end_with_the_context(llm: LLM):
     assert result.finish_reason == "length"
 
 
-def test_an_engine_that_dies_is_an_error_for_who_waits_and_for_who_comes(tiny_model_path: Path):
-    with LLM(tiny_model_path, **SMALL) as llm:
-        stream = llm.stream(["x"] * 100, SamplingParams(max_tokens=400, ignore_eos=True))
-        next(stream)
-        pid = child_pids()[-1]
-        os.kill(pid, signal.SIGKILL)
+def test_an_engine_that_dies_is_an_error_for_who_waits_and_for_who_comes(pair: LLM):
+    youngest = max(psutil.Process().children(), key=lambda child: child.create_time())
+    stream = pair.stream(["x"] * 100, SamplingParams(max_tokens=400, ignore_eos=True))
+    next(stream)
+    youngest.kill()
 
-        with pytest.raises(EngineDeadError, match="e0"):
-            list(stream)
-        with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineDeadError, match=r"engine e[01] .*ended with -9"):
+        list(stream)
+    with pytest.raises(EngineDeadError, match=r"engine e[01] "):
+        pair.generate(["x"] * 8)
+
+
+def test_a_forked_process_is_told_that_the_engines_are_not_its_own(llm: LLM):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fork beside threads, from Python 3.12
+        child = os.fork()
+    if child == 0:
+        told = False
+        try:
             llm.generate("x")
+        except RuntimeError as error:
+            told = "forked" in str(error)
+            llm.close()
+            llm._client._finalizer()  # what the end of the interpreter would do
+        finally:
+            os._exit(0 if told else 1)
+    _, status = os.waitpid(child, 0)
 
-
-def child_pids() -> list[int]:
-    """Our engines' processes, the youngest last."""
-    tasks = Path("/proc/self/task").iterdir()
-    children = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-    return sorted(children, key=lambda pid: Path(f"/proc/{pid}").stat().st_ctime_ns)
+    assert status == 0
+    assert llm.generate("x", GREEDY)[0].error is None, "the engine lives on"
 
 
 def test_what_cannot_start_says_why(tmp_path: Path, tiny_model_path: Path):
@@ -238,8 +263,15 @@ def test_what_cannot_start_says_why(tmp_path: Path, tiny_model_path: Path):
 
 
 @pytest.mark.anyio
+async def test_an_asyncio_front_end_that_cannot_start_says_the_same(tiny_model_path: Path):
+    with pytest.raises(EngineStartError, match="block_size must be at least 1"):
+        async with AsyncLLM(tiny_model_path, block_size=0):
+            pass
+
+
+@pytest.mark.anyio
 async def test_the_asyncio_front_end_yields_as_tokens_come(tiny_model_path: Path, expected):
-    async with AsyncLLM(tiny_model_path, num_engines=2, **SMALL) as llm:
+    async with AsyncLLM(tiny_model_path, **SMALL) as llm:
 
         async def answer(prompt: object) -> tuple[int, ...]:
             deltas = [delta async for delta in llm.generate(prompt, SEEDED)]

@@ -1,6 +1,6 @@
 """POST /v1/completions: text or token ids in, their continuation out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from appliance.gateway.generation import Delta
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 SHAPES = "a string, an array of strings, an array of token ids, or an array of such arrays"
 Prompt = str | tuple[int, ...]
-
-CONTINUATION_MASK, CONTINUATION = 0xC0, 0x80
-"""Bytes of UTF-8 that do not begin a character."""
 
 
 class CompletionDialect:
@@ -121,70 +118,64 @@ def _envelope(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _echo(answer: Answer, index: int) -> str:
-    """The prompt's text in front of a choice, when asked for."""
-    if not answer.parameters.flag("echo", default=False):
-        return ""
-    prompt = answer.prompts[index // answer.parameters.n]
-    return answer.text.tokenizer.decode(prompt)
+class _ChoiceWriter:
+    """The echo of one choice's prompt, and its `logprobs` as they come."""
+
+    def __init__(self, answer: Answer, index: int) -> None:
+        from appliance.gateway.logprobs import TextOffsets  # noqa: PLC0415 - start-up time
+
+        parameters = answer.parameters
+        self._tokenizer = answer.text.tokenizer
+        self._num_candidates = parameters.logprobs
+        self.prompt = answer.prompts[index // parameters.n]
+        self.echoes = parameters.flag("echo", default=False)
+        self.echo = self._tokenizer.decode(self.prompt) if self.echoes else ""
+        self._offsets = TextOffsets(
+            self._tokenizer,
+            self.prompt,
+            len(self.echo),
+            skip_special_tokens=parameters.flag("skip_special_tokens", default=True),
+        )
+
+    def echoed(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """Return the `logprobs` of the echoed prompt, if both are asked for."""
+        from appliance.gateway.logprobs import echo_logprobs  # noqa: PLC0415 - start-up time
+
+        if self._num_candidates is None or not self.echoes:
+            return None
+        return echo_logprobs(
+            self._tokenizer,
+            self.prompt,
+            entries,
+            num_candidates=self._num_candidates,
+            echo=self.echo,
+        )
+
+    def logprobs(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        """Return the `logprobs` of the next tokens, if asked for."""
+        from appliance.gateway.logprobs import completion_logprobs  # noqa: PLC0415 - start-up time
+
+        if self._num_candidates is None:
+            return None
+        return completion_logprobs(self._tokenizer, entries, self._offsets)
 
 
 def _complete_choice(answer: Answer, choice: CollectedChoice) -> dict[str, Any]:
-    echo = _echo(answer, choice.index)
-    logprobs = _logprobs(answer)(choice.logprobs, len(echo))
-    echoed = _echo_logprobs(answer, choice.index, choice.prompt_logprobs, echo)
+    writer = _ChoiceWriter(answer, choice.index)
+    logprobs = writer.logprobs(choice.logprobs)
+    echoed = writer.echoed(choice.prompt_logprobs)
     if logprobs and echoed:
         logprobs = {name: echoed[name] + values for name, values in logprobs.items()}
     body: dict[str, Any] = {
         "index": choice.index,
-        "text": echo + choice.text,
+        "text": writer.echo + choice.text,
         "logprobs": logprobs,
         "finish_reason": choice.finish_reason,
     }
     if answer.parameters.flag("return_token_ids", default=False):
         body["token_ids"] = choice.token_ids
-        body["prompt_token_ids"] = answer.prompts[choice.index // answer.parameters.n]
+        body["prompt_token_ids"] = writer.prompt
     return body | written_prompt_logprobs(answer, choice)
-
-
-def _echo_logprobs(
-    answer: Answer, index: int, entries: Sequence[TokenLogprobs], echo: str
-) -> dict[str, Any] | None:
-    """The `logprobs` of an echoed prompt, when both are asked for."""
-    from appliance.gateway.logprobs import echo_logprobs  # noqa: PLC0415 - start-up time
-
-    parameters = answer.parameters
-    if parameters.logprobs is None or not parameters.flag("echo", default=False):
-        return None
-    prompt = answer.prompts[index // parameters.n]
-    return echo_logprobs(
-        answer.text.tokenizer, prompt, entries, num_candidates=parameters.logprobs, echo=echo
-    )
-
-
-def _logprobs(
-    answer: Answer,
-) -> Callable[[Sequence[TokenLogprobs], int], dict[str, Any] | None]:
-    """Return what writes a `logprobs` object of entries that begin at a text offset."""
-    from appliance.gateway.logprobs import completion_logprobs  # noqa: PLC0415 - start-up time
-
-    def write(entries: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
-        if answer.parameters.logprobs is None:
-            return None
-        return completion_logprobs(answer.text.tokenizer, entries, text_offset=offset)
-
-    return write
-
-
-def _num_chars(answer: Answer, entries: Sequence[TokenLogprobs]) -> int:
-    """Characters that begin in these tokens; control tokens are not in the text."""
-    tokenizer = answer.text.tokenizer
-    return sum(
-        byte & CONTINUATION_MASK != CONTINUATION
-        for entry in entries
-        if entry.token_id not in tokenizer.control_token_ids
-        for byte in tokenizer.token_bytes(entry.token_id)
-    )
 
 
 class CompletionFrames:
@@ -192,10 +183,9 @@ class CompletionFrames:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._write_logprobs = _logprobs(answer)
-        self._echoes = answer.parameters.flag("echo", default=False)
-        self._offsets: dict[int, int] = {}
-        """Characters of each choice that has begun."""
+        self._has_token_ids = answer.parameters.flag("return_token_ids", default=False)
+        self._writers: dict[int, _ChoiceWriter] = {}
+        """Of each choice that has begun."""
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Nothing: a choice begins with its own first delta."""
@@ -203,25 +193,20 @@ class CompletionFrames:
 
     def delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
         """A chunk of text when there is any; the last one carries the finish reason."""
-        if delta.index not in self._offsets:
-            yield from self._begin(delta)
-        if not (delta.text or delta.logprobs or delta.finish_reason):
+        writer = self._writers.get(delta.index)
+        if writer is None:
+            writer = self._writers[delta.index] = _ChoiceWriter(self._answer, delta.index)
+            if writer.echoes:
+                logprobs = writer.echoed(delta.prompt_logprobs)
+                yield self._chunk(delta.index, writer.echo, logprobs)
+        has_ids = self._has_token_ids and delta.token_ids
+        if not (delta.text or delta.logprobs or has_ids or delta.finish_reason):
             return
-        logprobs = self._write_logprobs(delta.logprobs, self._offsets[delta.index])
-        self._offsets[delta.index] += _num_chars(self._answer, delta.logprobs)
+        logprobs = writer.logprobs(delta.logprobs)
         chunk = self._chunk(delta.index, delta.text, logprobs, delta.finish_reason)
-        if self._answer.parameters.flag("return_token_ids", default=False):
+        if self._has_token_ids:
             chunk["choices"][0]["token_ids"] = delta.token_ids
         yield chunk
-
-    def _begin(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        """The echo of a choice's prompt, when asked for."""
-        echo = _echo(self._answer, delta.index)
-        self._offsets[delta.index] = len(echo)
-        if self._echoes:
-            entries = delta.prompt_logprobs
-            logprobs = _echo_logprobs(self._answer, delta.index, entries, echo)
-            yield self._chunk(delta.index, echo, logprobs)
 
     def closing(self) -> Iterator[dict[str, Any]]:
         """The usage chunk, last of all, when asked for."""

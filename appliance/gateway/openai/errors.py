@@ -140,6 +140,12 @@ class ApiError(Exception):
         return headers
 
 
+def model_not_found() -> ApiError:
+    """Nothing is served under the name, or nothing any more."""
+    message = "The requested model does not exist; GET /v1/models lists what is served."
+    return ApiError("model_not_found", message, param="model")
+
+
 def missing(param: str) -> ApiError:
     """A required parameter is absent."""
     message = f"Missing required parameter: '{param}'."

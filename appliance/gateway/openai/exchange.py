@@ -25,7 +25,7 @@ from appliance.gateway.openai.choice_plans import (
 )
 from appliance.gateway.openai.collected import Collected
 from appliance.gateway.openai.dialect import Answer, Dialect, Encode, unix_now
-from appliance.gateway.openai.errors import ApiError
+from appliance.gateway.openai.errors import ApiError, model_not_found
 from appliance.gateway.openai.parameters import Parameters
 from appliance.gateway.openai.sse import SseStream
 from appliance.gateway.request_context import send_json
@@ -130,8 +130,7 @@ class Exchange:
         """Name the model, or refuse; what is certain to fail is refused before it costs."""
         model = self._parameters.model
         if not self._plane.fleet.routes(model):
-            message = "The requested model does not exist; GET /v1/models lists what is served."
-            raise ApiError("model_not_found", message, param="model")
+            raise model_not_found()
         self._journey.model = model
         self._journey.base_model = self._plane.fleet.base_of(model)
         self._adapter = model if model != self._journey.base_model else None

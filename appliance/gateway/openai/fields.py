@@ -57,7 +57,7 @@ HONOURED: dict[str, Check] = {
     "stream_options": json_object,
     **STRUCTURED_FIELDS,
     # as vLLM has them
-    "repetition_penalty": decimal(0, 2, above_low=True),
+    "repetition_penalty": decimal(0.001, 2),
     "allowed_token_ids": allowed_token_ids(MAX_ALLOWED_TOKEN_IDS),
     "bad_words": bad_words(MAX_BAD_WORDS, MAX_BAD_WORD_CHARS),
     "prompt_logprobs": integer(0, MAX_TOP_LOGPROBS),

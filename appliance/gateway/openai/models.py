@@ -7,7 +7,7 @@ from starlette.responses import Response
 from appliance.control_link.messages import EngineRoute
 from appliance.gateway.data_plane import DataPlane
 from appliance.gateway.openai.dialect import unix_now
-from appliance.gateway.openai.errors import ApiError
+from appliance.gateway.openai.errors import model_not_found
 
 
 class ModelsRoute:
@@ -27,8 +27,7 @@ class ModelsRoute:
         name = request.path_params["model_id"]
         route = self._plane.fleet.models().get(name)
         if route is None:
-            message = "The requested model does not exist; GET /v1/models lists what is served."
-            raise ApiError("model_not_found", message, param="model")
+            raise model_not_found()
         return json_response(self._row(name, route))
 
     def _row(self, name: str, route: EngineRoute) -> dict[str, object]:

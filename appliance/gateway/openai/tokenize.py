@@ -13,7 +13,7 @@ from appliance.gateway.model_texts import ModelText
 from appliance.gateway.openai.chat import chat_encoder
 from appliance.gateway.openai.checks import Check, array, boolean, string, token_ids
 from appliance.gateway.openai.dialect import Encode
-from appliance.gateway.openai.errors import ApiError, invalid, missing
+from appliance.gateway.openai.errors import invalid, missing, model_not_found
 from appliance.gateway.openai.models import json_response
 from appliance.gateway.openai.parameters import check_fields
 from appliance.gateway.request_context import context_of
@@ -78,8 +78,7 @@ class TokenizeRoutes:
         served = self._plane.fleet.models()
         model = fields.get("model") or next(iter(served), "")
         if model not in served:
-            message = "The requested model does not exist; GET /v1/models lists what is served."
-            raise ApiError("model_not_found", message, param="model")
+            raise model_not_found()
         return model
 
     async def _text(self, model: str) -> ModelText:

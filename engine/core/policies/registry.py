@@ -7,13 +7,12 @@ the policy, its object is called with the configuration and the model's facts.
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from engine.config import EngineConfig
+from engine.config import POLICY_GROUP, EngineConfig
 from engine.core.batch import ConfigError, ModelFacts
 from engine.core.policies.fair import Fair
 from engine.core.policies.policy import FirstComeFirstServed, Policy
 from engine.core.policies.priority import Priority
 
-GROUP = "quarterdeck.policies"
 PolicyFactory = Callable[[EngineConfig, ModelFacts], Policy]
 
 BUILT_IN: dict[str, PolicyFactory] = {
@@ -41,7 +40,7 @@ def make_policy(config: EngineConfig, facts: ModelFacts) -> Policy:
     """
     if config.policy in BUILT_IN:
         return BUILT_IN[config.policy](config, facts)
-    installed = {point.name: point for point in entry_points(group=GROUP)}
+    installed = {point.name: point for point in entry_points(group=POLICY_GROUP)}
     if config.policy not in installed:
         known = ", ".join(sorted({*BUILT_IN, *installed}))
         raise ConfigError(f"no scheduling policy is called {config.policy!r}; known: {known}")

@@ -9,8 +9,6 @@ What lies in the cache where a request may not look (an earlier owner's values, 
 ones perhaps) is never part of a result: scores there are replaced, values set to zero.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -19,26 +17,16 @@ from engine.kernels.reference.attention_plan import CHUNK_KEYS, AttentionGroup
 from engine.kernels.reference.tiles import widened
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreRule:
-    """How products of queries and keys become scores."""
-
-    scale: float
-    softcap: float | None = None
-
-
 def attend(
-    queries: Tensor, cache: LayerCache, group: AttentionGroup, heads: HeadShape, rule: ScoreRule
+    queries: Tensor, cache: LayerCache, group: AttentionGroup, heads: HeadShape, scale: float
 ) -> Tensor:
-    """Compute one group; returns `[P * T, heads, head_dim]`."""
+    """Compute one group, scores times `scale`; returns `[P * T, heads, head_dim]`."""
     pieces, chunks, tile = group.num_pieces, group.num_chunks, group.tile
     kv_heads, head_dim = heads.num_kv_heads, heads.head_dim
     group_size = heads.num_heads // kv_heads
-    query = _query_tiles(queries.index_select(0, group.rows), group, kv_heads, rule.scale)
+    query = _query_tiles(queries.index_select(0, group.rows), group, kv_heads, scale)
     keys = cache.keys.index_select(0, group.blocks)
     scores = torch.bmm(query, _by_chunk(keys, group).transpose(1, 2))
-    if rule.softcap is not None:
-        scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
     weights = scores.view(pieces, chunks, kv_heads, tile, CHUNK_KEYS)
     masked = weights if group.hidden.shape[1] == chunks else weights[:, -group.hidden.shape[1] :]
     masked.masked_fill_(group.hidden, float("-inf"))

@@ -33,7 +33,11 @@ def tiled_product(rows: Tensor, weight: LinearWeight, tiles: TilePlan) -> Tensor
     split = tiles.split(rows.shape[0])
     if len(split) == 1:
         return _product(rows, weight)
-    return torch.cat([_product(piece, weight) for piece in rows.split(split)])
+    # not torch.cat: 512 rows of a large vocabulary are half a gigabyte, and it would need two
+    out = rows.new_empty(rows.shape[0], weight.content.shape[0])
+    for piece, target in zip(rows.split(split), out.split(split), strict=True):
+        target.copy_(_product(piece, weight))
+    return out
 
 
 def layer_tiles(shapes: ModelShapes, logits_dtype: torch.dtype) -> TilePlan:
@@ -60,7 +64,7 @@ class LowRankProducts:
     """
 
     def __init__(self) -> None:
-        self._tiles: dict[tuple[int, int, int], TilePlan] = {}
+        self._tiles: dict[tuple[torch.Size, torch.Size, torch.device], TilePlan] = {}
 
     def __call__(self, rows: Tensor, down: Tensor, up: Tensor) -> Tensor:
         """Return `(rows @ down.T) @ up.T`; see `KernelBackend.low_rank`."""
@@ -68,21 +72,17 @@ class LowRankProducts:
         if not num_rows:
             return rows.new_zeros(0, up.shape[0], dtype=torch.float32)
         down, up = _widened_adapter(down, up)
-        split = self._agreed(down, up).split(num_rows)
+        split = self._agreed(down.shape, up.shape, rows.device).split(num_rows)
         # a copy even of float32 rows: these may begin anywhere in memory
         padded = rows.new_zeros(sum(split), down.shape[1], dtype=torch.float32)
         padded[:num_rows, :size] = rows
         found = [_low_rank(piece, down, up) for piece in padded.split(split)]
         return (found[0] if len(found) == 1 else torch.cat(found))[:num_rows]
 
-    def _agreed(self, down: Tensor, up: Tensor) -> TilePlan:
-        shape = (down.shape[0], down.shape[1], up.shape[0])
-        tiles = self._tiles.get(shape)
+    def _agreed(self, down: torch.Size, up: torch.Size, device: torch.device) -> TilePlan:
+        tiles = self._tiles.get((down, up, device))
         if tiles is None:
-            generator = torch.Generator().manual_seed(0)
-            rows = torch.randn(_MAX_LOW_RANK_TILE, shape[1], generator=generator).to(down.device)
-            agreed = agreeing_tiles(rows, lambda tile: _low_rank(tile, down, up))
-            tiles = self._tiles[shape] = TilePlan(agreed)
+            tiles = self._tiles[down, up, device] = _low_rank_tiles(down, up, device)
         return tiles
 
 
@@ -98,6 +98,14 @@ def _widened_adapter(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
 
 def _low_rank(rows: Tensor, down: Tensor, up: Tensor) -> Tensor:
     return F.linear(F.linear(rows, down), up)
+
+
+def _low_rank_tiles(down: torch.Size, up: torch.Size, device: torch.device) -> TilePlan:
+    """Probe random matrices, not an adapter's own: with one not trained every tile agrees."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((_MAX_LOW_RANK_TILE, down[1]), down, up)
+    rows, a, b = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+    return TilePlan(agreeing_tiles(rows, lambda tile: _low_rank(tile, a, b)))
 
 
 def _product(rows: Tensor, weight: LinearWeight) -> Tensor:

@@ -5,8 +5,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 from appliance.cli.exits import CliError, Exit
 from appliance.cli.generate_input import Defaults, InputFormat, Item, pending, read_items
-from appliance.cli.generate_output import ResultFile
+from appliance.cli.generate_output import ResultFile, open_output
 
 ROOT = Path(__file__).parents[3]
 COMMAND = [sys.executable, "-c", "from appliance.cli.main import main; main()", "generate"]
@@ -129,9 +131,9 @@ def test_results_are_known_to_the_next_run_and_a_half_line_is_cut_off(tmp_path: 
     assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [1, "two", 3]
 
 
-def test_a_half_line_alone_is_cut_off_and_longer_than_a_read(tmp_path: Path):
+def test_a_half_line_alone_is_cut_off_however_long(tmp_path: Path):
     path = tmp_path / "out.jsonl"
-    path.write_bytes(b"{" + b"x" * 200_000)
+    path.write_bytes(b'{"id": ' + b"1" * 200_000)
 
     with ResultFile(path) as output:
         assert output.done == {}
@@ -145,32 +147,68 @@ def test_failed_prompts_can_be_forgotten(tmp_path: Path):
         for k in range(6):
             output.write(result(k, **({"error": "no"} if k % 2 else {})))
 
+    path.chmod(0o600)
     with ResultFile(path, retry_errors=True) as output:
         assert list(output.done) == [0, 2, 4]
         assert output.num_failed == 0
+        output.write(result(7))
+        with pytest.raises(CliError, match="another run writes"):
+            ResultFile(path)
 
-    assert len(path.read_text().splitlines()) == 3
+    assert [json.loads(line)["id"] for line in path.read_text().splitlines()] == [0, 2, 4, 7]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_two_runs_do_not_share_an_output_and_other_files_are_left_alone(tmp_path: Path):
+def test_two_runs_do_not_share_an_output(tmp_path: Path):
     with (
         ResultFile(tmp_path / "out.jsonl"),
         pytest.raises(CliError, match="another run writes"),
     ):
         ResultFile(tmp_path / "out.jsonl")
 
+
+OTHERS = ["notes\n", "notes", '{"id": 1, "hash": "h"}\nnotes', '{"id": [1], "hash": 2}\n', "[1]"]
+
+
+@pytest.mark.parametrize("text", OTHERS)
+@pytest.mark.parametrize("retry_errors", [False, True])
+def test_a_file_with_anything_else_is_refused_and_left_as_it_is(
+    tmp_path: Path, text: str, retry_errors: bool
+):
     path = tmp_path / "notes.txt"
-    path.write_text("my notes\n")
-    with pytest.raises(CliError, match="line 1 is no result"):
-        ResultFile(path)
-    assert path.read_text() == "my notes\n"
+    path.write_text(text)
+
+    with pytest.raises(CliError, match="is no result"):
+        ResultFile(path, retry_errors=retry_errors)
+    assert path.read_text() == text
+
+
+def test_a_pipe_and_a_device_are_written_like_standard_output(tmp_path: Path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with open_output(str(pipe), restart=False, retry_errors=False) as output:
+        output.write(result(1))
+        assert json.loads(os.read(reader, 4096)) == result(1)
+        os.close(reader)
+        with pytest.raises(CliError, match="nobody reads"):
+            output.write(result(2))
+    with (
+        open_output("/dev/full", restart=False, retry_errors=False) as output,
+        pytest.raises(CliError, match="cannot write /dev/full: No space left"),
+    ):
+        output.write(result(1))
 
 
 # ---------------------------------------------------------------- the whole
 
 
-def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
+def start(
+    arguments: list[str], tmp_dir: Path | None = None, **options: Any
+) -> subprocess.Popen[str]:
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= {"TMPDIR": str(tmp_dir)} if tmp_dir else {}
     return subprocess.Popen(
         [*COMMAND, *arguments],
         stdout=subprocess.PIPE,
@@ -193,19 +231,29 @@ def num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def interrupt_after(arguments: list[str], output: Path, lines: int) -> tuple[int, str]:
-    """Ctrl-C once the output has that many lines."""
-    with start(arguments) as process:
+def stop_after(
+    arguments: list[str], output: Path, lines: int, number: int, tmp_dir: Path
+) -> tuple[int, str]:
+    """Send a signal once the output has that many lines."""
+    with start(arguments, tmp_dir) as process:
         while num_lines(output) < lines and process.poll() is None:
             time.sleep(0.005)
-        process.send_signal(signal.SIGINT)
+        assert list(tmp_dir.iterdir()), "the engine's sockets"
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
         return process.returncode, err
 
 
+@pytest.fixture
+def short_tmp_dir() -> Iterator[Path]:
+    """Where sockets can be: their paths may not be long."""
+    with tempfile.TemporaryDirectory(prefix="qd-test-", dir="/tmp") as path:
+        yield Path(path)
+
+
 @pytest.mark.process
 def test_five_hundred_prompts_survive_two_interrupts_and_none_is_done_twice(
-    tmp_path: Path, tiny_model_path: Path
+    tmp_path: Path, short_tmp_dir: Path, tiny_model_path: Path
 ):
     prompts, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write(
@@ -213,18 +261,20 @@ def test_five_hundred_prompts_survive_two_interrupts_and_none_is_done_twice(
         "\n".join(json.dumps({"id": f"p{k}", "prompt": f"Prompt number {k}"}) for k in range(500)),
     )
     arguments = [str(tiny_model_path), "--input", str(prompts), "--output", str(output)]
-    arguments += ["--max-tokens", "12", "--seed", "7", *SMALL]
+    arguments += ["--max-tokens", "8", "--seed", "7", *SMALL]
 
-    for wanted in (100, 250):
-        code, err = interrupt_after(arguments, output, wanted)
-        assert code == Exit.INTERRUPTED
+    for wanted, number in ((100, signal.SIGINT), (250, signal.SIGTERM)):
+        code, err = stop_after(arguments, output, wanted, number, short_tmp_dir)
+        assert code == 128 + number
         assert "Run the same command again to go on." in err
         assert wanted <= num_lines(output) < 500
+        assert list(short_tmp_dir.iterdir()) == []
         interrupted = output.read_bytes()
     code, _, err = run(arguments)
 
     assert code == 0, err
     assert "are done already" in err
+    assert "\u2588" not in err, "no bar where there is no terminal"
     assert output.read_bytes().startswith(interrupted)
     records = [json.loads(line) for line in output.read_text().splitlines()]
     assert Counter(record["id"] for record in records) == Counter(f"p{k}" for k in range(500))
@@ -255,6 +305,16 @@ def test_prompts_come_from_standard_input_and_bad_ones_do_not_hurt_the_others(
     assert "tokens" in records["b"]["error"]
     assert "role" in records["c"]["error"]
     assert "invalid_grammar" in records["e"]["error"]
+
+
+@pytest.mark.process
+def test_the_input_is_never_the_output(tmp_path: Path, tiny_model_path: Path):
+    path = write(tmp_path / "in.txt", "a")
+    code, _, err = run([str(tiny_model_path), "--input", path, "--output", path, "--restart"])
+
+    assert code == Exit.USAGE
+    assert "is the input" in err
+    assert Path(path).read_text() == "a"
 
 
 @pytest.mark.process

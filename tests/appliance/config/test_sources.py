@@ -138,6 +138,14 @@ def test_a_relative_path_in_a_file_starts_at_the_file(tmp_path: Path):
         ({}, {}, "api_key = ['a']", "api_key may not stand in a configuration file"),
         ({"config": "gone.toml"}, {}, "", "there is no configuration file"),
         ({"port": 8001}, {}, "", "port and admin_port are both 8001"),
+        ({"policy": "fiar"}, {}, "", "--policy = 'fiar': allowed is fair, fcfs, priority"),
+        (
+            {"policy": "priority", "reserved_seqs": 8, "max_num_seqs": 8},
+            {},
+            "",
+            "--reserved-seqs = 8 leaves no place for others: max_num_seqs is 8",
+        ),
+        ({"adapter_root": ["gone"]}, {}, "", "--adapter-root: there is no directory .*gone"),
         ({"tls_cert": "x"}, {}, "", "tls_cert and tls_key go together"),
         ({"tls_cert": "x", "tls_key": "x"}, {}, "", "there is no file"),
         ({"no_auth": True, "host": "192.0.2.7"}, {}, "", "open to everybody who reaches 192.0.2.7"),
@@ -187,6 +195,18 @@ def test_a_wrong_key_is_not_quoted():
         load({"api_key": ["sk-CANARY with blanks"]})
 
     assert "CANARY" not in str(refused.value)
+
+
+def test_what_does_nothing_is_warned_about(tmp_path: Path):
+    text = "tenant_weights = {a = 2.0}\n"
+    (tmp_path / "quarterdeck.toml").write_text(text)
+    flags = {"reserved_seqs": 2, "adapter_root": [str(tmp_path)], "max_loras": 0}
+
+    reserved, weights, root = load(flags, {}, tmp_path).warnings
+
+    assert reserved == "--reserved-seqs has no effect without the policy priority"
+    assert "tenant_weights has no effect without the policy fair" in weights
+    assert root == "--adapter-root has no effect: --max-loras is 0"
 
 
 def test_clear_text_beyond_loopback_is_warned_about():

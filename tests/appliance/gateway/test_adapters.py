@@ -13,6 +13,7 @@ from appliance.gateway.fleet import Asleep, Dispatch, Fleet, Hold, Unavailable
 from engine.wire.calls import LoadAdapter
 from tests.appliance.gateway.fake_supervisor import MODEL, a_route
 from tests.appliance.gateway.stand import CHAT, Stand, running
+from tests.appliance.gateway.test_lifecycle import until
 
 pytestmark = pytest.mark.anyio
 
@@ -120,6 +121,24 @@ async def test_a_request_is_held_until_a_restarted_engine_has_the_adapter_again(
 
     assert asked.result().status_code == 200
     assert [sent.adapter for sent in engine.received] == [None, "sql"]
+
+
+async def test_a_held_request_whose_adapter_is_unloaded_gets_the_answer_of_a_later_one(
+    stand: Stand,
+):
+    http = await stand.http()
+    await stand.supervisor.moved(adapters=())  # the engine is about to load it
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(
+            http.post("/v1/chat/completions", json={**CHAT, "model": "sql", "max_tokens": 2})
+        )
+        await until(lambda: any(r.journey.is_held for r in stand.gateway.plane.live.values()))
+        stand.supervisor.adapters = ()
+        await stand.supervisor.moved(adapters=())
+    later = await http.post("/v1/chat/completions", json={**CHAT, "model": "sql"})
+
+    assert asked.result().status_code == later.status_code == 404
+    assert asked.result().json() == later.json()
 
 
 async def test_an_adapter_that_no_engine_can_load_is_said_to_be_unavailable(stand: Stand):

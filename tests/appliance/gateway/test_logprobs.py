@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.gateway.logprobs import chat_logprobs, completion_logprobs
+from appliance.gateway.logprobs import TextOffsets, chat_logprobs, completion_logprobs
+from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.wire.messages import TokenLogprob, TokenLogprobs
 
@@ -61,7 +62,7 @@ def test_every_token_can_be_written_as_json_and_has_a_name(tokenizer: Tokenizer)
     entries = entries_of(list(range(tokenizer.vocab_size)))
 
     chat = chat_logprobs(tokenizer, entries)
-    completion = completion_logprobs(tokenizer, entries, text_offset=0)
+    completion = completion_logprobs(tokenizer, entries, TextOffsets(tokenizer))
 
     json.dumps([chat, completion], allow_nan=False, ensure_ascii=False).encode()
     assert all(entry["token"] for entry in chat)
@@ -73,7 +74,7 @@ def test_impossible_tokens_have_a_logprob_that_json_can_say(tokenizer: Tokenizer
     entries = entries_of([40], logprob)
 
     assert chat_logprobs(tokenizer, entries)[0]["logprob"] == -9999.0
-    completion = completion_logprobs(tokenizer, entries, text_offset=0)
+    completion = completion_logprobs(tokenizer, entries, TextOffsets(tokenizer))
     assert completion["token_logprobs"] == [-9999.0]
 
 
@@ -81,7 +82,7 @@ def test_the_chosen_token_is_among_the_top_with_the_same_number(tokenizer: Token
     chosen = TokenLogprobs(
         token_id=500, logprob=-7.123456789, top=(TokenLogprob(token_id=40, logprob=-0.1),)
     )
-    completion = completion_logprobs(tokenizer, [chosen], text_offset=0)
+    completion = completion_logprobs(tokenizer, [chosen], TextOffsets(tokenizer))
     (top,) = completion["top_logprobs"]
 
     assert top == {
@@ -92,7 +93,9 @@ def test_the_chosen_token_is_among_the_top_with_the_same_number(tokenizer: Token
 
 def test_text_offsets_count_characters_from_the_start_of_the_text(tokenizer: Tokenizer):
     token_ids = tokenizer.encode("Hi 🦑!")
-    completion = completion_logprobs(tokenizer, entries_of(token_ids), text_offset=10)
+    completion = completion_logprobs(
+        tokenizer, entries_of(token_ids), TextOffsets(tokenizer, offset=10)
+    )
 
     offsets = completion["text_offset"]
     assert offsets[0] == 10
@@ -100,9 +103,27 @@ def test_text_offsets_count_characters_from_the_start_of_the_text(tokenizer: Tok
     assert offsets == sorted(offsets)
 
 
+@pytest.mark.parametrize("skips", [True, False])
+def test_text_offsets_are_places_in_the_text_that_the_tokens_make(
+    tokenizer: Tokenizer, skips: bool
+):
+    emoji = tokenizer.encode("🦑")
+    # a character begun in the prompt, a broken one, a control token, whole words
+    before, token_ids = emoji[:1], [*emoji[1:], emoji[0], *tokenizer.encode("é, "), 2, 500]
+    detokenizer = Detokenizer(tokenizer, before, skip_special_tokens=skips)
+    offsets = TextOffsets(tokenizer, before, 7, skip_special_tokens=skips)
+    text = ""
+    for token_id in token_ids:  # one at a time, as a stream has them
+        (offset,) = offsets.of(entries_of([token_id]))
+        assert offset == 7 + len(text)
+        text += detokenizer.push([token_id]).text
+    assert "🦑\N{REPLACEMENT CHARACTER}é, " in text
+    assert ("<|im_end|>" in text) is not skips
+
+
 def test_parts_of_characters_keep_different_names(tokenizer: Tokenizer):
     token_ids = tokenizer.encode("🦑")
-    tokens = completion_logprobs(tokenizer, entries_of(token_ids), text_offset=0)["tokens"]
+    tokens = completion_logprobs(tokenizer, entries_of(token_ids), TextOffsets(tokenizer))["tokens"]
 
     assert tokens[0].startswith("bytes:\\xf0")
     assert len(set(tokens)) == len(set(token_ids))

@@ -1,12 +1,14 @@
 """LoRA adapters over real fake engines: all or none, replayed, caught up with, never mixed up."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from appliance.supervisor import adapter_sync
+from appliance.supervisor import adapter_control, adapter_sync
 from appliance.supervisor.admin.ports import ConflictError, NotFoundError, RefusedError
 from appliance.supervisor.admin.schemas import AdapterRow, LoadAdapterBody, Operation, SleepBody
 from tests.appliance.supervisor.adapter_dirs import make_dir
@@ -99,6 +101,21 @@ async def test_one_engine_that_refuses_brings_back_what_was_there(run_dir: Path,
         assert row.path == str(root / "good")
         assert is_loaded_everywhere(row)
         assert usable(it) == [("sql",), ("sql",)]
+
+
+async def test_a_failed_replacement_in_place_says_which_engine_lost_the_old_content(
+    run_dir: Path, root: Path
+):
+    async with appliance(run_dir, "well", "well", adapter_root=root) as it:
+        await load(it, "sql", make_dir(root / "sql", "old"))
+        operation = await load(it, "sql", make_dir(root / "sql", "new", "refused-by-e1"))
+        [row] = it.supervisor.adapters()
+
+        assert operation.error is not None
+        assert "e0 could not go back: its files have changed" in operation.error
+        assert "nothing has changed" not in operation.error
+        assert states(row) == ["error", "loaded"]
+        assert usable(it) == [(), ("sql",)]
 
 
 async def test_engines_that_read_different_content_are_not_served_as_one(run_dir: Path, root: Path):
@@ -217,6 +234,20 @@ async def test_an_engine_that_loses_an_adapter_gets_it_again(run_dir: Path, root
 
         it.supervisor._adapters.engine_changed(engine)
         await it.until_adapter("sql", is_loaded_everywhere)
+
+
+async def test_requests_that_ended_without_a_step_are_not_shown_for_ever(
+    run_dir: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(adapter_control, "REFRESH_S", 0.05)
+    async with appliance(run_dir, "well", adapter_root=root) as it:
+        await load(it, "sql", make_dir(root / "sql"))
+        held = it.fleet.engines["e0"].facts.adapters.held
+        held["sql"] = msgspec.structs.replace(held["sql"], running_requests=1)
+        assert it.supervisor.adapters()[0].running_requests == 1
+        async with asyncio.timeout(10):
+            while it.supervisor.adapters()[0].running_requests:
+                await asyncio.sleep(0.02)
 
 
 async def test_two_changes_of_one_name_are_not_mixed(run_dir: Path, root: Path):

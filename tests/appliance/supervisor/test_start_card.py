@@ -63,6 +63,13 @@ def test_every_command_line_has_full_paths_and_survives_a_shell():
     assert verbs == ["top", "ps", "trace", "keys"]
 
 
+def test_with_an_adapter_root_the_card_says_how_to_load_an_adapter():
+    card = start_card(facts(adapter_root=Path("/srv/my adapters")))
+
+    [line] = [line for line in commands(card) if "lora" in line]
+    assert line[2:] == ["lora", "load", "NAME", "/srv/my adapters/DIRECTORY"]
+
+
 def test_the_default_state_directory_need_not_be_named():
     for line in commands(start_card(facts(state_dir=state_dir(env={}))))[1:]:
         assert line[0] == "/opt/quarterdeck"

@@ -145,6 +145,16 @@ async def test_the_identity_holds_after_a_gateways_death(hub: Hub):
     assert (stats.rejected, stats.finished, stats.aborted, stats.failed) == (0, 1, 0, 4)
 
 
+async def test_the_trace_of_an_adapters_request_is_the_example_of_its_base(hub: Hub):
+    fill(hub)
+    request = record(now_ns(), model="sql-lora", base_model="tiny")
+    play_request(hub, Wire(), request)
+
+    content, _ = await hub.metrics(OPENMETRICS)
+
+    assert f'trace_id="{request.trace_id}"' in content.decode()
+
+
 async def test_promtool_has_no_complaint(hub: Hub):
     promtool = shutil.which("promtool")
     fill(hub)

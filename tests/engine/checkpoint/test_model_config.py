@@ -138,16 +138,16 @@ def test_gemma3_has_all_its_peculiarities():
     assert config.activation == "gelu_tanh"
     assert config.qk_norm
     assert config.tie_word_embeddings
-    assert (config.attention_softcap, config.logits_softcap) == (None, None)
+    assert config.logits_softcap is None
 
 
-def test_gemma3_soft_caps_and_its_older_pattern_are_read():
-    fields = saved("Gemma3Text", attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+def test_gemma3_s_soft_cap_of_logits_and_its_older_pattern_are_read():
+    fields = saved("Gemma3Text", final_logit_softcapping=30.0)
     del fields["layer_types"]
     config = config_from_hugging_face(fields | {"sliding_window_pattern": 2})
 
     assert config.sliding_layers == (True, False, True, False)
-    assert (config.attention_softcap, config.logits_softcap) == (50.0, 30.0)
+    assert config.logits_softcap == 30.0
 
 
 def test_the_text_model_of_a_multimodal_gemma3_is_read_with_what_its_file_leaves_out():

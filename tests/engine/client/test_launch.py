@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
+import psutil
 import pytest
 
 from engine.client.core_client import (
@@ -20,10 +22,13 @@ from engine.client.core_client import (
 )
 from engine.client.factory import OfflinePlan, make_client
 from engine.client.handshake import Handshake
+from engine.client.inproc import InprocClient
 from engine.client.launch import EngineProcess, LocalEngines, private_directory
+from engine.client.sync_mp import SyncMPClient
 from engine.wire.calls import Ping
 from engine.wire.header import new_context
-from tests.engine.client.drivers import FAKE, ROOT, a_config, is_alive
+from tests.engine.client.drivers import FAKE, ROOT, a_config, a_request, is_alive
+from tests.engine.core.kv_runner import KvRunner
 
 pytestmark = [pytest.mark.process]
 
@@ -36,8 +41,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_dir: Path)
 
 
 def children() -> set[int]:
-    tasks = Path("/proc/self/task").iterdir()
-    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+    return {child.pid for child in psutil.Process().children()}
 
 
 def wait_until(claim: Callable[[], object], timeout_s: float = 10.0) -> None:
@@ -77,8 +81,8 @@ def test_a_client_starts_its_engines_and_knows_what_they_have_room_for(run_dir: 
 def test_a_time_out_says_what_the_engine_was_at_and_cleans_up(run_dir: Path):
     before = children()
 
-    with pytest.raises(EngineStartError, match=r"not ready within 1 s: e0: "):
-        sync_client(a_plan("never-ready", start_timeout_s=1.0))
+    with pytest.raises(EngineStartError, match=r"not ready within 0.2 s: e0: "):
+        sync_client(a_plan("never-ready", start_timeout_s=0.2))
 
     assert children() == before
     assert not list(run_dir.glob("quarterdeck-*"))
@@ -184,6 +188,36 @@ def test_an_engine_in_this_process_is_for_one_thread_only():
         make_client(
             a_plan(num_engines=2), Handshake(("e0", "e1")), multiprocess=False, asyncio=False
         )
+
+
+def test_ctrl_c_in_a_step_ends_the_engine_in_this_process_without_an_alarm(
+    caplog: pytest.LogCaptureFixture,
+):
+    def interrupt(_batch: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    runner = KvRunner(64, 16, 800)
+    client = InprocClient(a_config(), make_runner=lambda _: runner)
+    runner.execute = interrupt
+    client.add_request("e0", a_request("r"), new_context(), external_id="r")
+
+    with pytest.raises(KeyboardInterrupt):
+        client.get_outputs(5)
+    with pytest.raises(EngineDeadError, match="it was interrupted in a step"):
+        client.get_outputs(5)
+    client.close()
+    assert not caplog.records
+
+
+def test_clients_that_come_and_go_leave_no_descriptor_open(run_dir: Path):
+    def come_and_go() -> int:
+        client = SyncMPClient("x", 1, run_dir, on_message=lambda *_: None)
+        client.expect("e0", 1)
+        client.close()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = come_and_go()
+    assert [come_and_go() for _ in range(20)] == [before] * 20
 
 
 def test_death_is_noticed_without_a_message():

@@ -12,18 +12,33 @@ from tests.engine.client.drivers import KINDS, ROOT, Driver, a_request, driver_o
 pytestmark = [pytest.mark.process]
 
 
-@pytest.fixture(autouse=True)
-def tests_can_be_imported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+@pytest.fixture(scope="module", autouse=True)
+def tests_can_be_imported() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        yield
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="module")
+def shared_driver(kind: str) -> Iterator[Driver]:
+    with driver_of(kind) as driver:
+        yield driver
+
+
 @pytest.fixture
-def driver(kind: str) -> Iterator[Driver]:
+def driver(shared_driver: Driver) -> Iterator[Driver]:
+    yield shared_driver
+    shared_driver.call(Wake())
+
+
+@pytest.fixture
+def own_driver(kind: str) -> Iterator[Driver]:
+    """For a test after which it is of no more use."""
     with driver_of(kind) as driver:
         yield driver
 
@@ -96,7 +111,7 @@ def test_sleeping_with_abort_ends_what_runs(driver: Driver):
 
 
 def test_a_call_without_a_reply_in_time_says_so(driver: Driver):
-    driver.add(a_request("r", 700))
+    driver.add(a_request("r", 200))
     driver.outputs_of("r", has_tokens)
 
     with pytest.raises((UtilityTimeoutError, UtilityCallError)) as late:
@@ -108,30 +123,30 @@ def test_a_call_without_a_reply_in_time_says_so(driver: Driver):
     assert driver.finish("r")[1].finish_reason in {FinishReason.ABORT, FinishReason.LENGTH}
 
 
-def test_the_death_of_an_engine_reaches_those_who_receive_and_those_who_send(driver: Driver):
-    driver.add(a_request("r", 700))
-    driver.outputs_of("r", has_tokens)
+def test_the_death_of_an_engine_reaches_those_who_receive_and_those_who_send(own_driver: Driver):
+    own_driver.add(a_request("r", 700))
+    own_driver.outputs_of("r", has_tokens)
 
-    driver.kill_engine()
+    own_driver.kill_engine()
 
     with pytest.raises(EngineDeadError, match="e0"):
-        driver.finish("r")
+        own_driver.finish("r")
     with pytest.raises(EngineDeadError):
-        driver.add(a_request("late"))
+        own_driver.add(a_request("late"))
     with pytest.raises(EngineDeadError):
-        driver.call(Ping())
+        own_driver.call(Ping())
 
 
-def test_closing_twice_is_closing_once_and_leaves_no_process(driver: Driver):
-    driver.add(a_request("r", 700))
-    driver.outputs_of("r", has_tokens)
-    pids = driver.pids
+def test_closing_twice_is_closing_once_and_leaves_no_process(own_driver: Driver):
+    own_driver.add(a_request("r", 700))
+    own_driver.outputs_of("r", has_tokens)
+    pids = own_driver.pids
 
-    driver.close()
-    driver.close()
+    own_driver.close()
+    own_driver.close()
 
     assert not any(is_alive(pid) for pid in pids)
     with pytest.raises(EngineDeadError, match="closed"):
-        driver.finish("r")
+        own_driver.finish("r")
     with pytest.raises(EngineDeadError):
-        driver.add(a_request("late"))
+        own_driver.add(a_request("late"))

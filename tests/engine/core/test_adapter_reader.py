@@ -5,6 +5,7 @@ import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
+from engine.core import adapter_reader
 from engine.core.adapter_config import AdapterError
+from engine.core.adapter_files import header_size
 from engine.core.adapter_reader import AdapterReader, ReadAdapter, ReadCancelledError
 from tests.engine.core.adapter_bench import make_reader
 from tests.lora import make_adapter
@@ -381,6 +384,26 @@ def test_a_link_within_the_directory_is_followed(reader: AdapterReader, adapter:
     weights(adapter).symlink_to("blob")
 
     assert reader.read(adapter).rank == 4
+
+
+def test_a_file_that_is_swapped_once_it_is_open_is_not_read_by_the_header_of_the_other(
+    reader: AdapterReader, tmp_path: Path, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    keys, values = (
+        make_adapter(tmp_path / name, rank=4, seed=1, model_dir=tiny_model_path, targets=[name])
+        for name in ("k_proj", "v_proj")
+    )
+    plain = reader.read(keys)
+    change_config(keys, target_modules=None)
+
+    def swap(file: BinaryIO) -> int:
+        weights(values).replace(weights(keys))
+        return header_size(file)
+
+    monkeypatch.setattr(adapter_reader, "header_size", swap)
+    found = reader.read(keys)
+
+    assert (found.targets, found.content_hash) == (plain.targets, plain.content_hash)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(reader: AdapterReader, adapter: Path):

@@ -9,10 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.core.adapter_memory import RETRY_NS
+from engine.core.adapter_content import AdapterName, Lease
+from engine.core.adapter_jobs import AdapterJobs
+from engine.core.adapter_memory import RETRY_NS, AdapterMemory
 from engine.core.adapter_reader import ReadAdapter
+from engine.core.adapter_slots import AdapterSlots
 from engine.core.adapters import MAX_LOADS
 from engine.core.batch import AdapterRefusedError
+from engine.kernels.reference.backend import ReferenceBackend
+from engine.layers.lora import LowRankUpdate
 from tests.engine.core.adapter_bench import AdapterBench
 from tests.lora import make_adapter
 
@@ -488,7 +493,7 @@ def test_nothing_is_read_in_the_callers_thread(
     bench: AdapterBench, write: Write, monkeypatch: pytest.MonkeyPatch
 ):
     readers: list[str] = []
-    reader = bench.store._jobs._reader
+    reader = bench.store._reader
     read = reader.read
 
     def noted(path: Path, should_stop: Callable[[], bool]) -> ReadAdapter:
@@ -502,10 +507,60 @@ def test_nothing_is_read_in_the_callers_thread(
     assert readers == ["adapters"] * 5
 
 
+def test_what_kernels_find_out_of_a_shape_is_found_out_in_the_reading_thread(
+    tiny_model_path: Path, write: Write
+):
+    asked: list[tuple[str, torch.Size, torch.Size]] = []
+
+    class Kernels(ReferenceBackend):
+        def low_rank(
+            self, rows: torch.Tensor, down: torch.Tensor, up: torch.Tensor
+        ) -> torch.Tensor:
+            asked.append((threading.current_thread().name, down.shape, up.shape))
+            return super().low_rank(rows, down, up)
+
+    bench = AdapterBench(tiny_model_path, Kernels())
+    state = bench.load("a", write("a", targets=("q_proj", "k_proj", "down_proj")))
+    bench.lease("a")
+    adapters = bench.store.for_step([(0, 1, state.content_hash)], 1)
+
+    assert adapters is not None
+    before = set(asked)
+    assert {thread for thread, *_ in before} == {"adapters"}
+    for name in ("layers.0.qkv", "layers.0.down"):
+        adapters.apply(name, torch.zeros(1, 64 if "qkv" in name else 128), torch.zeros(1, 256))
+    assert {("adapters", *shapes) for _, *shapes in asked} == before
+
+
+def test_an_error_while_a_pinned_adapter_returns_ends_its_requests_and_nothing_else(
+    tmp_path: Path,
+):
+    nowhere = torch.device("xpu")  # a copy to it fails, as on a device whose memory is full
+    update = LowRankUpdate(0, torch.zeros(1, 8), torch.zeros(8, 1))
+    read = ReadAdapter("content", 1, ("q_proj",), update.num_bytes, {"layers.0.qkv": [update]})
+    ready = threading.Event()
+    jobs = AdapterJobs(lambda _path, _should_stop: read, ready.set)
+    memory = AdapterMemory(2, AdapterSlots(2, nowhere), jobs, lambda: 0)
+    memory.release_all()
+    content = memory.put(read, tmp_path, None)
+    name = AdapterName("x", content, 0)
+    content.pinned_names.add("x")
+    lease = Lease(name, memory.settle)
+    memory.restore()
+    assert ready.wait(30)
+
+    memory.advance()
+
+    assert lease.fault is not None
+    assert "could not be brought into a slot" in lease.fault.message
+    assert memory.num_bytes == 0
+    jobs.close()
+
+
 def test_an_error_nobody_expects_is_a_refusal_and_the_thread_goes_on(
     bench: AdapterBench, write: Write, monkeypatch: pytest.MonkeyPatch
 ):
-    reader = bench.store._jobs._reader
+    reader = bench.store._reader
     with monkeypatch.context() as patch:
         patch.setattr(reader, "read", lambda _path, _stop: 1 / 0)
         assert "could not be read: division by zero" in bench.refusal("a", write("a"))

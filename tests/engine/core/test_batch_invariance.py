@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.batch import ModelFacts
+from engine.core.batch import ModelFacts, StepResult
 from engine.core.runner import TorchRunner
 from engine.wire.calls import AdapterState, LoadAdapter
 from engine.wire.messages import (
@@ -71,6 +71,7 @@ def a_request(chance: random.Random, name: str) -> AddRequest:
         bad_words=chance.choice([(), (), ((40,), (41, 42))]),
         min_tokens=chance.choice([0, 0, 1]),
         logprobs=chance.choice([None, None, 2]),
+        prompt_logprobs=chance.choice([None, None, None, None, 1]),
         ignore_eos=chance.random() < 0.5,
     )
     return AddRequest(
@@ -105,19 +106,22 @@ def outcome(bench: CoreBench, name: str) -> tuple[object, ...]:
     last = bench.last(name)
     assert last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH), last
     logprobs = [entry for output in bench.outputs(name) for entry in output.logprobs or ()]
-    return bench.tokens(name), logprobs, last.finish_reason, last.stop_token_id
+    of_prompt = [entry for output in bench.outputs(name) for entry in output.prompt_logprobs or ()]
+    return bench.tokens(name), logprobs, of_prompt, last.finish_reason, last.stop_token_id
+
+
+def outcomes_alone(loaded, adapters, requests: list[AddRequest]) -> dict[str, tuple[object, ...]]:
+    solitary = new_core(loaded, adapters, prefix_caching=False)
+    for request in requests:
+        solitary.send(request)
+        finish(solitary)
+    return {request.request_id: outcome(solitary, request.request_id) for request in requests}
 
 
 def test_200_requests_give_the_same_tokens_alone_and_in_50_mixtures(loaded, adapters):
     chance = random.Random(20)
     requests = [a_request(chance, f"r{number}") for number in range(NUM_REQUESTS)]
-    alone: dict[str, tuple[object, ...]] = {}
-    solitary = new_core(loaded, adapters, prefix_caching=False)
-    for request in requests:
-        solitary.send(request)
-        finish(solitary)
-        alone[request.request_id] = outcome(solitary, request.request_id)
-
+    alone = outcomes_alone(loaded, adapters, requests)
     preempted = cached = drafted = 0
     runner, facts = loaded
     for _ in range(NUM_MIXTURES):
@@ -150,3 +154,35 @@ def test_200_requests_give_the_same_tokens_alone_and_in_50_mixtures(loaded, adap
     assert preempted > 20
     assert cached > 500
     assert drafted > 5
+
+
+def test_steps_that_fail_half_way_and_are_tried_again_change_nothing(
+    loaded, adapters, monkeypatch: pytest.MonkeyPatch
+):
+    chance = random.Random(21)
+    requests = [a_request(chance, f"r{number}") for number in range(IN_A_MIXTURE)]
+    alone = outcomes_alone(loaded, adapters, requests)
+    runner, facts = loaded
+    few_blocks = dataclasses.replace(facts, num_blocks=24)
+    options = {"max_num_batched_tokens": 40, "max_num_seqs": 9, "speculative_tokens": 4}
+    bench = new_core((runner, few_blocks), adapters, **options)
+    execute, failures = runner.execute, 0
+
+    def fail_now_and_then(batch) -> StepResult:
+        nonlocal failures
+        if len(batch) == 1 or chance.random() < 0.6:
+            return execute(batch)
+        execute(batch[: chance.randint(1, len(batch))])
+        failures += 1
+        raise RuntimeError("the rest was not computed")
+
+    monkeypatch.setattr(runner, "execute", fail_now_and_then)
+    for request in requests:
+        bench.send(request)
+        bench.core.step()
+    finish(bench)
+
+    for request in requests:
+        assert outcome(bench, request.request_id) == alone[request.request_id], request
+    assert failures > 10
+    bench.core.shut_down()

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from engine.core.batch import SampleRow
-from engine.core.logit_rules import NO_MASK, NO_NUMBER, NOTHING_LEFT
+from engine.core.endings import NOTHING_LEFT
+from engine.core.logit_rules import NO_MASK, NO_NUMBER
 from engine.core.sampler import Sampler
 from tests.engine.core.sample_rows import Bits, a_row
 

@@ -1,17 +1,17 @@
 """The policies at work: simulations with a clock, and the registry."""
 
-import importlib.metadata
 import random
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from engine.core.batch import ConfigError, StepResult
 from engine.core.policies.fair import MAX_TENANTS, Fair
-from engine.core.policies.policy import Policy
 from engine.core.policies.registry import make_policy
 from engine.core.request import EngineRequest
 from tests.engine.core.scheduler_bench import Bench, a_config, a_request, some_facts
+from tests.engine.core.seeing_runner import SeeingRunner
 
 
 def lowest(bench: Bench, name: str, length: int = 4, **options: object) -> EngineRequest:
@@ -102,6 +102,38 @@ def test_nobody_gives_way_to_one_who_would_not_fit_then_either():
     assert set(bench.shares()) == {"equal", "low"}
     bench.run()
     assert bench.endings["low"].request.preemptions == 0
+
+
+def test_requests_that_share_a_prefix_give_way_together():
+    bench = Bench(policy="priority", num_blocks=24, budget=128, max_len=90)
+    beginning = list(range(60))
+    bench.add(a_request("before", beginning, max_tokens=1))
+    bench.run()
+    for number in range(4):  # 15 blocks together and one each
+        fields = {"max_tokens": 50, "ignore_eos": True, "priority": 5}
+        bench.add(a_request(f"low{number}", [*beginning, 90 + number], **fields))
+    bench.step()
+    assert bench.scheduler.pool.num_used == 19
+    bench.add(a_request("high", [99] * 80, priority=-1, max_tokens=2))
+
+    bench.step()
+
+    assert bench.shares()["high"] == 80
+    bench.run()
+
+
+def test_nobody_gives_way_where_the_windows_blocks_would_not_suffice_either():
+    window = {"window": 8, "num_window_blocks": 9, "runner": SeeingRunner(8), "block_size": 2}
+    bench = Bench(policy="priority", num_blocks=200, budget=64, **window)
+    lowest(bench, "equal", length=8, priority=-1, max_tokens=4)
+    lowest(bench, "low", length=3, priority=5, max_tokens=4)
+    bench.step()
+    assert bench.scheduler.num_running == 2
+    bench.add(a_request("high", [3] * 12, priority=-1, max_tokens=2))
+
+    bench.step()
+
+    assert set(bench.shares()) == {"equal", "low"}
 
 
 # ------------------------------------------------------------ fair
@@ -250,14 +282,6 @@ def test_tenants_whose_requests_need_all_blocks_do_not_take_them_from_each_other
 # ------------------------------------------------------------ the registry
 
 
-class Shortest(Policy):
-    def rank(self, request: EngineRequest) -> tuple[int, int]:
-        return (request.num_prompt_tokens, request.arrival)
-
-    def lane(self, request: EngineRequest) -> int:
-        return request.num_prompt_tokens
-
-
 def test_an_unknown_policy_is_a_configuration_error_that_lists_the_known_ones():
     with pytest.raises(ConfigError, match=r"'lifo'.*known: fair, fcfs, priority"):
         make_policy(a_config(policy="lifo"), some_facts())
@@ -273,21 +297,44 @@ def test_a_weight_of_nothing_is_a_configuration_error():
         make_policy(a_config(policy="fair", tenant_weights={"idle": 0.0}), some_facts())
 
 
-def test_an_installed_package_can_bring_a_policy(monkeypatch: pytest.MonkeyPatch):
-    point = importlib.metadata.EntryPoint(
-        "shortest", f"{__name__}:make_shortest", "quarterdeck.policies"
+SHORTEST = """
+from engine.core.policies.policy import Policy
+
+
+class Shortest(Policy):
+    def rank(self, request):
+        return (request.num_prompt_tokens, request.arrival)
+
+    def lane(self, request):
+        return request.num_prompt_tokens
+
+
+def make_shortest(config, facts):
+    return Shortest(config.max_num_seqs, facts.num_blocks * config.block_size)
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package as pip leaves it: a module, metadata and entry points on `sys.path`."""
+    (tmp_path / "shortest_first.py").write_text(SHORTEST)
+    metadata = tmp_path / "shortest_first-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: shortest-first\nVersion: 1.0\n"
     )
-    points = importlib.metadata.EntryPoints([point])
-    monkeypatch.setattr(
-        "engine.core.policies.registry.entry_points", lambda group: points.select(group=group)
-    )
+    points = ("shortest = shortest_first:make_shortest", "broken = shortest_first:nothing")
+    (metadata / "entry_points.txt").write_text("\n".join(["[quarterdeck.policies]", *points]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_installed_package_can_bring_a_policy():
     bench = Bench(policy="shortest", seqs=1)
     bench.add(a_request("long", [1, 2, 3], max_tokens=1), a_request("short", [1], max_tokens=1))
 
     assert [bench.step()[0].output.request_id for _ in range(2)] == ["short", "long"]
-    with pytest.raises(ConfigError, match="known: fair, fcfs, priority, shortest"):
+    with pytest.raises(ConfigError, match="known: broken, fair, fcfs, priority, shortest"):
         make_policy(a_config(policy="other"), some_facts())
-
-
-def make_shortest(config, facts) -> Policy:
-    return Shortest(config.max_num_seqs, facts.num_blocks * config.block_size)
+    with pytest.raises(ConfigError, match="'broken' cannot be made"):
+        make_policy(a_config(policy="broken"), some_facts())

@@ -15,6 +15,32 @@ from tests.engine.core.test_scheduler_machine import FakeLease
 # ------------------------------------------------------------ long prompts beside decodes
 
 
+def test_a_prompt_gets_on_when_the_last_decode_gives_way_in_a_step_without_chunks():
+    for num_blocks in range(80, 90):  # at 84 they run out in just that step
+        bench = Bench(
+            num_blocks=num_blocks,
+            max_len=320,
+            policy="priority",
+            long_prefill_threshold=0,
+            prefix_caching=False,
+        )
+        tokens_of = bench.execute
+
+        def execute(batch, bench=bench, tokens_of=tokens_of) -> StepResult:
+            bench.took_ns = 1000 * sum(len(share.token_ids) for share in batch)
+            return tokens_of(batch)
+
+        bench.execute = execute
+        bench.add(a_request("decode", [2, 3, 4], max_tokens=300, ignore_eos=True, priority=3))
+        bench.step()
+        bench.step()
+        bench.add(a_request("urgent", [1] * 300, max_tokens=2, ignore_eos=True, priority=-1))
+
+        bench.run()
+
+        assert set(bench.endings) == {"decode", "urgent"}
+
+
 def decodes_and_a_long_prompt(step_ns_of, **options: object) -> tuple[Bench, list[int], list[int]]:
     """Eight decodes, then a prompt of 4,000 tokens; return its chunks and the steps' lengths."""
     bench = Bench(num_blocks=2000, seqs=16, budget=512, max_len=5000, block_size=16, **options)
@@ -58,6 +84,50 @@ def test_unconfigured_it_gets_what_keeps_the_gaps_of_the_decodes_below_twice_the
     assert len(chunks) < 150, "and the prompt gets on"
 
 
+def waiting_behind_a_long_prompt(**options: object) -> Bench:
+    """A decode and a long prompt whose chunks take all that long prompts may have."""
+    bench = Bench(num_blocks=200, budget=32, max_len=400, long_prefill_threshold=8, **options)
+    known = a_request("known", [5] * 200, max_tokens=1)
+    bench.add(known)
+    bench.run()
+    bench.add(a_request("decode", [1], max_tokens=200, ignore_eos=True))
+    bench.step()
+    bench.add(a_request("long", [2] * 200, max_tokens=1))
+    bench.step()
+    return bench
+
+
+def test_a_short_prompt_passes_long_ones_that_wait_for_another_long_one():
+    bench = waiting_behind_a_long_prompt()
+    bench.add(
+        *(a_request(f"long{number}", [10 + number] * 200, max_tokens=1) for number in range(3)),
+        a_request("short", [9] * 5, max_tokens=1),
+    )
+
+    bench.step()
+
+    assert bench.shares() == {"decode": 1, "long": 8, "short": 5}
+    bench.run()
+    assert [name for name in bench.endings if name.startswith("long")] == [
+        "long",
+        "long0",
+        "long1",
+        "long2",
+    ]
+
+
+def test_a_long_prompt_that_is_mostly_cached_waits_for_no_other_long_one():
+    bench = waiting_behind_a_long_prompt()
+    bench.add(
+        a_request("long-too", [3] * 200, max_tokens=1),
+        a_request("second-turn", [*[5] * 200, 6], max_tokens=1),
+    )
+
+    bench.step()
+
+    assert bench.shares() == {"decode": 1, "long": 8, "second-turn": 1}
+
+
 def test_alone_a_long_prompt_gets_the_whole_budget():
     bench = Bench(budget=16, long_prefill_threshold=4)
     bench.add(a_request("long", list(range(40)), max_tokens=1))
@@ -80,8 +150,8 @@ def test_two_long_prompts_share_what_long_prompts_may_take():
     first = bench.shares()
     bench.step()
 
-    assert first == {"decode": 1, "long0": 8}, "the others wait in turn and hold no blocks"
-    assert bench.scheduler.num_waiting == 2
+    assert first == {"decode": 1, "long0": 8, "short": 1}, "long1 waits and holds no blocks"
+    assert bench.scheduler.num_waiting == 1
     bench.run()
     assert bench.outputs["long1"] == oracle([3] * 60, 5)
 
@@ -291,7 +361,7 @@ def test_a_token_that_the_grammar_does_not_allow_ends_its_request_alone():
 
     bench.run()
 
-    assert bench.endings["r"].output.error.code == "internal_error"
+    assert bench.endings["r"].output.error.code == "invalid_grammar"
     assert bench.outputs["r"] == []
     assert bench.outputs["other"] == [5, 6]
 

@@ -65,6 +65,17 @@ def test_every_choice_can_be_written_and_nothing_else(compiler: Compiler):
     assert written == set(choices)
 
 
+@pytest.mark.parametrize("text", ["<|im_end|>", "a<|im_start|>b", "<|endoftext|><|im_end|>"])
+def test_the_name_of_a_control_token_is_text_like_any_other(compiler: Compiler, text: str):
+    grammar = compiler.compile(GrammarKind.CHOICE, json.dumps([text]))
+    spelled = ""
+    while not grammar.is_finished:
+        token_id = int(allowed_tokens(grammar.mask(), VOCAB_SIZE)[-1])
+        assert grammar.accept(token_id) is None
+        spelled += TOKENIZER.decode([token_id], skip_special_tokens=False)
+    assert spelled == text
+
+
 def test_the_empty_text_can_be_a_choice(compiler: Compiler):
     grammar = compiler.compile(GrammarKind.CHOICE, '["", "a"]')
     assert allowed_texts(grammar) == {"a", "<|endoftext|>", "<|im_end|>"}

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from tokenizers import Tokenizer
 
@@ -153,6 +154,49 @@ def test_the_first_grammar_may_wait_for_a_tokenizer_that_takes_long(held: HeldTo
     compiler.grammars.close()
 
 
+def doubled(keyword: str) -> str:
+    """Return a small schema that takes exponential work: each definition has the next one twice."""
+    twice = {f"d{k}": {keyword: [{"$ref": f"#/$defs/d{k + 1}"}] * 2} for k in range(40)}
+    return json.dumps({"$defs": twice | {"d40": {"type": "string"}}, "$ref": "#/$defs/d0"})
+
+
+def chain(length: int) -> str:
+    rules = (f'r{k}: "x{k}" r{k + 1} | "y"' for k in range(length))
+    return "\n".join(["start: r0", *rules, f'r{length}: "z"'])
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (GrammarKind.JSON_SCHEMA, doubled("allOf")),  # ends the process that compiles it
+        (GrammarKind.LARK, chain(8000)),  # overflows its stack
+        (GrammarKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 999983}'),  # takes very long
+    ],
+)
+def test_a_grammar_that_takes_too_much_is_refused_and_nothing_else_suffers(
+    kind: GrammarKind, source: str
+):
+    compiler = Compiler(make_tokenizer, VOCAB_SIZE, EOS, timeout_s=3)
+    before = compiler.compile(GrammarKind.REGEX, "before")
+    bomb = compiler.compile(kind, source)
+    assert bomb.fault is not None
+    assert bomb.fault.code == "invalid_grammar"
+    after = compiler.compile(GrammarKind.REGEX, "after")
+    assert [WRITER.write(grammar, 0).text for grammar in (before, after)] == ["before", "after"]
+    compiler.grammars.close()
+
+
+@pytest.mark.process
+def test_a_trial_process_that_died_is_replaced(compiler: Compiler):
+    assert compiler.compile(GrammarKind.REGEX, "a").is_ready
+    (server,) = [p for p in psutil.Process().children() if "structured_trial" in str(p.cmdline())]
+    server.kill()
+    server.wait(10)
+    assert compiler.compile(GrammarKind.REGEX, "b").fault is not None
+    assert compiler.compile(GrammarKind.REGEX, "c").is_ready
+
+
 class SlowCompiler:
     """A pool whose compilations last until the test ends them by name."""
 
@@ -202,38 +246,21 @@ def slow_compiler() -> Iterator[SlowCompiler]:
     slow_compiler.close()
 
 
-def test_stuck_compilations_do_not_hold_the_pool(slow_compiler: SlowCompiler):
-    stuck = [f"stuck {index}" for index in range(structured_pool.COMPILE_THREADS)]
-    for name in stuck:
+def test_who_waits_behind_long_compilations_is_told_in_time(slow_compiler: SlowCompiler):
+    long = [f"long {index}" for index in range(structured_pool.COMPILE_THREADS)]
+    for name in long:
         slow_compiler.submit(name, timeout_s=0.1, slow=True)
-    slow_compiler.wait_for(*stuck)
-    slow_compiler.submit("quick")
-    slow_compiler.wait_for("quick")
+    slow_compiler.submit("behind", timeout_s=0.1)
+    slow_compiler.wait_for(*long, "behind")
+    assert not slow_compiler.begun["behind"].is_set()
+    assert "within 0.1 s" in slow_compiler.settled[-1][1].message  # type: ignore[union-attr]
 
-    for name in stuck:  # they come back, are not settled again, and their threads end
+    for name in long:  # they come back and are not settled again
         slow_compiler.ends[name].set()
     slow_compiler.submit("last")
     slow_compiler.wait_for("last")
     names = [name for name, _ in slow_compiler.settled]
-    assert sorted(names) == sorted([*stuck, "quick", "last"])
-
-
-def test_stuck_threads_are_replaced_only_so_often(slow_compiler: SlowCompiler):
-    limit = structured_pool.COMPILE_THREADS + structured_pool.MAX_LOST_THREADS
-    names = [f"stuck {index}" for index in range(limit)]
-    for name in names:
-        slow_compiler.submit(name, timeout_s=0.1, slow=True)
-        slow_compiler.wait_for(name)
-    slow_compiler.submit("too late", timeout_s=0.1)
-    slow_compiler.wait_for("too late")
-    assert not slow_compiler.begun["too late"].is_set()
-    assert "within 0.1 s" in slow_compiler.settled[-1][1].message  # type: ignore[union-attr]
-
-    for name in names:
-        slow_compiler.ends[name].set()
-    slow_compiler.submit("after")
-    slow_compiler.wait_for("after")
-    assert slow_compiler.begun["after"].is_set()
+    assert sorted(names) == sorted([*long, "behind", "last"])
 
 
 def test_what_nobody_waits_for_any_more_is_not_compiled(slow_compiler: SlowCompiler):

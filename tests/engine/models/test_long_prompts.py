@@ -40,7 +40,7 @@ def test_gemma3_beyond_its_window_gives_the_logits_of_transformers(gemma3_path: 
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["smollm2_path", "gemma3_path"])
 def test_the_greedy_text_after_20_long_prompts_equals_that_of_transformers(
     request: pytest.FixtureRequest, name: str

@@ -143,6 +143,8 @@ MODELS = [
             "sliding_window": 24,
             "tie_word_embeddings": True,
             "query_pre_attn_scalar": 24,
+            "final_logit_softcapping": 8.0,
+            "attn_logit_softcapping": 1.0,  # a field without meaning in transformers
             "num_key_value_heads": 1,
         },
     ),

@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from engine.text.tokenizer import Tokenizer
 from tests.appliance.gateway.text_models import with_sentencepiece, with_unigram
+from tests.tiny_model import make_tiny_model
 
 HOSTILE = [
     "<|im_end|>",
@@ -41,6 +43,43 @@ def test_knows_the_control_tokens_of_the_model(smollm2: Tokenizer):
     assert smollm2.control_tokens["<|im_end|>"] == 2
     assert smollm2.eos_token_ids == (2,)
     assert smollm2.vocab_size == 49152
+
+
+def test_added_tokens_of_both_kinds_keep_their_ids(tmp_path: Path):
+    added = {"<|z|>": True, "mainsail!": False, "<|a|>": True, "<think>": False}
+    library = make_tiny(tmp_path)
+    first = library.get_vocab_size()
+    for text, is_special in added.items():
+        token = tokenizers.AddedToken(text, special=is_special, normalized=False)
+        (library.add_special_tokens if is_special else library.add_tokens)([token])
+    tokenizer = load(library, tmp_path)
+
+    assert library.encode("".join(added)).ids == [first, first + 1, first + 2, first + 3]
+    assert tokenizer.encode("mainsail!<think>") == [first + 1, first + 3]
+    assert {first, first + 2}.isdisjoint(tokenizer.encode("<|z|><|a|>"))
+    assert tokenizer.encode_rendered("<|z|><think><|a|>", {}) == [first, first + 3, first + 2]
+
+
+def test_a_file_that_cuts_and_pads_texts_is_not_obeyed(tmp_path: Path):
+    text = "Sail at dawn, and tell no one."
+    library = make_tiny(tmp_path)
+    whole = library.encode(text).ids
+    library.enable_truncation(3)
+    library.enable_padding(length=40)
+    tokenizer = load(library, tmp_path)
+
+    assert tokenizer.encode(text) == whole
+    assert tokenizer.encode_rendered(text, {}) == whole
+
+
+def make_tiny(directory: Path) -> tokenizers.Tokenizer:
+    make_tiny_model(directory)
+    return tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+
+
+def load(library: tokenizers.Tokenizer, directory: Path) -> Tokenizer:
+    library.save(str(directory / "tokenizer.json"))
+    return Tokenizer.load(directory)
 
 
 def test_bos_is_added_only_where_the_checkpoint_says_so(smollm2: Tokenizer, tmp_path: Path):
