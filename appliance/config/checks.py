@@ -76,7 +76,7 @@ def check(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
         ConfigError: settings contradict each other, or a file that they name cannot be used.
     """
     _check_engines(settings, origins)
-    _check_policy(settings, origins)
+    _check_scheduling(settings, origins)
     _check_adapter_roots(settings, origins)
     _check_keys(settings, origins)
     _check_tls(settings)
@@ -96,12 +96,17 @@ def _check_engines(settings: Settings, origins: Mapping[str, str]) -> None:
         )
 
 
-def _check_policy(settings: Settings, origins: Mapping[str, str]) -> None:
+def _check_scheduling(settings: Settings, origins: Mapping[str, str]) -> None:
     """Refuse here what an engine would refuse after its model was loaded."""
     known = {*POLICIES, *(point.name for point in entry_points(group=POLICY_GROUP))}
     if settings.policy not in known:
         raise ConfigError(
             f"{origins['policy']} = {settings.policy!r}: allowed is {', '.join(sorted(known))}"
+        )
+    if settings.max_num_batched_tokens < settings.max_num_seqs:
+        raise ConfigError(
+            f"{origins['max_num_batched_tokens']} = {settings.max_num_batched_tokens}:"
+            f" allowed is max_num_seqs ({settings.max_num_seqs}) or more"
         )
     if settings.policy == "priority" and settings.reserved_seqs >= settings.max_num_seqs:
         raise ConfigError(

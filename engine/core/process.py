@@ -251,6 +251,11 @@ def _check(config: EngineConfig) -> None:
     ):
         if value < 1:
             raise ConfigError(f"{name} must be at least 1, got {value}")
+    if config.max_num_batched_tokens < config.max_num_seqs:
+        raise ConfigError(
+            f"max_num_batched_tokens is {config.max_num_batched_tokens}: it must be at least "
+            f"max_num_seqs ({config.max_num_seqs}), for each running request takes one in a step"
+        )
     if not config.heartbeat_s > 0:
         raise ConfigError(f"heartbeat_s must be above 0, got {config.heartbeat_s}")
 

@@ -143,7 +143,7 @@ def assert_sums_close(text: str) -> None:
 def test_every_panel_of_the_dashboard_has_data(tiny_appliance: ApplianceProcess, prometheus: str):
     dashboard = json.loads((OPS / "grafana" / "overview.json").read_text())
     panels = [panel for panel in dashboard["panels"] if panel.get("targets")]
-    assert len(panels) == 8
+    assert len(panels) == 10
     tiny_appliance.chat("warm", max_tokens=4)
     wait_until(lambda: is_up(prometheus), 30, "prometheus answers")
     wait_until(lambda: query(prometheus, 'up{job="quarterdeck"} == 1'), 20, "the target is scraped")

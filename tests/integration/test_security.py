@@ -158,7 +158,12 @@ BAD: list[dict[str, Any]] = [
     {"model": None},
     {"tools": [{"type": "function", "function": {"name": "f"}}]},
     {"tool_choice": "required"},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}, "strict": True}}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"not": {}}, "strict": True},
+        }
+    },
     {"structured_outputs": {"regex": "(?=x)y"}},
     {"structured_outputs": {"regex": "a", "choice": ["b"]}},
     {"chat_template": "{{ 1 }}"},

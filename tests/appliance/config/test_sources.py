@@ -145,6 +145,12 @@ def test_a_relative_path_in_a_file_starts_at_the_file(tmp_path: Path):
             "",
             "--reserved-seqs = 8 leaves no place for others: max_num_seqs is 8",
         ),
+        (
+            {"max_num_batched_tokens": "32"},
+            {},
+            "",
+            r"--max-num-batched-tokens = 32: allowed is max_num_seqs \(64\) or more",
+        ),
         ({"adapter_root": ["gone"]}, {}, "", "--adapter-root: there is no directory .*gone"),
         ({"tls_cert": "x"}, {}, "", "tls_cert and tls_key go together"),
         ({"tls_cert": "x", "tls_key": "x"}, {}, "", "there is no file"),

@@ -144,14 +144,24 @@ async def test_a_configuration_error_is_told_and_has_its_own_exit_code(run_dir: 
         assert await station.wait_exit() == 78
 
 
-async def test_a_configuration_that_no_engine_can_run_with_is_refused_by_name(run_dir: Path):
-    async with engine_station(run_dir, max_num_seqs=0) as station:
+@pytest.mark.parametrize(
+    ("fields", "detail"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, got 0"),
+        (
+            {"max_num_seqs": 9, "max_num_batched_tokens": 8},
+            "max_num_batched_tokens is 8: it must be at least max_num_seqs (9), "
+            "for each running request takes one in a step",
+        ),
+    ],
+)
+async def test_a_configuration_that_no_engine_can_run_with_is_refused_by_name(
+    run_dir: Path, fields: dict[str, int], detail: str
+):
+    async with engine_station(run_dir, **fields) as station:
         dead = await station.wait_for(EngineDead)
 
-        assert (dead.reason, dead.detail) == (
-            "config_error",
-            "max_num_seqs must be at least 1, got 0",
-        )
+        assert (dead.reason, dead.detail) == ("config_error", detail)
         assert await station.wait_exit() == 78
 
 
