@@ -29,7 +29,7 @@ from engine.wire.messages import (
 
 if TYPE_CHECKING:
     from appliance.gateway.model_texts import ModelText
-    from engine.text.detokenizer import Detokenizer
+    from engine.text.answer import Answer, AnswerRules
 
 logger = logging.getLogger(__name__)
 
@@ -67,27 +67,18 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TextRules:
-    """How a choice's tokens become its text."""
-
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    keeps_stop_token_entry: bool = False
-    """Whether logprobs have an entry for the stop token that ended the text."""
-    drops_output: bool = False
-    """Only the prompt is wanted: the one token that an engine must make is not shown."""
-
-
-@dataclass(frozen=True, slots=True)
 class ChoicePlan:
     """What to generate for one choice."""
 
     state: ChoiceState
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
-    rules: TextRules
+    rules: "AnswerRules"
     num_choices: int
+    keeps_stop_token_entry: bool = False
+    """Whether logprobs have an entry for the stop token that ended the text."""
+    drops_output: bool = False
+    """Only the prompt is wanted: the one token that an engine must make is not shown."""
     grammar: Grammar | None = None
     grammar_param: str = "response_format"
     """The request field that brought the grammar."""
@@ -115,7 +106,7 @@ class ChoiceRun:
         self._is_aborted = False
         self._deaths = 0
         self._sends = 0
-        self._detokenizer = self._new_detokenizer()
+        self._answer = self._new_answer()
 
     # ------------------------------------------------------------ life
 
@@ -215,28 +206,21 @@ class ChoiceRun:
     def _digest(self, output: RequestOutput) -> Delta:
         """Turn tokens into text, up to a stop."""
         start_ns = now_ns()
-        if self._plan.rules.drops_output:
+        if self._plan.drops_output:
             return self._digest_prompt(output, start_ns)
-        tokens, rules = output.new_token_ids, self._plan.rules
-        visible = tokens
-        if output.stop_token_id is not None and not rules.include_stop:
-            visible = tokens[:-1]
-        pushed = self._detokenizer.push(visible)
-        text, stopped = pushed.text, pushed.stop is not None
-        finish_reason = "stop" if stopped else _finish_reason(output)
-        used = pushed.tokens if stopped else len(tokens)
-        shown = used if stopped or rules.keeps_stop_token_entry else len(visible)
-        if finish_reason is not None:
-            text += self._detokenizer.finish().text
-        if stopped and output.finish_reason is None:
+        said = self._answer.push(output)
+        if said.is_cut:
             self.abort(AbortReason.STOP_STRING)
-        self._count(used, finish_reason, start_ns)
+        logprobs = said.logprobs
+        if isinstance(said.stop_reason, int) and not self._plan.keeps_stop_token_entry:
+            logprobs = logprobs[:-1]
+        self._count(len(said.token_ids), said.finish_reason, start_ns)
         return Delta(
             index=self._state.index,
-            text=text,
-            token_ids=tokens[:used],
-            logprobs=(output.logprobs or ())[:shown],
-            finish_reason=finish_reason,
+            text=said.text,
+            token_ids=said.token_ids,
+            logprobs=logprobs,
+            finish_reason=said.finish_reason,
             prompt_logprobs=output.prompt_logprobs or (),
         )
 
@@ -282,7 +266,7 @@ class ChoiceRun:
         self._journey.requeues += 1
         self._plane.ledger.requeued()
         self._state.completion_tokens = self._state.cached_tokens = 0
-        self._detokenizer = self._new_detokenizer()
+        self._answer = self._new_answer()
         self._sink.restart(self._state.index)
 
     def abort(self, reason: AbortReason) -> None:
@@ -311,22 +295,10 @@ class ChoiceRun:
             self._is_waiting = False
             self._plane.admission.room.leave()
 
-    def _new_detokenizer(self) -> "Detokenizer":
-        from engine.text.detokenizer import Detokenizer  # noqa: PLC0415 - start-up time
+    def _new_answer(self) -> "Answer":
+        from engine.text.answer import Answer  # noqa: PLC0415 - start-up time
 
-        rules = self._plan.rules
-        return Detokenizer(
-            self._text.tokenizer,
-            self._plan.prompt_token_ids,
-            stop=rules.stop,
-            include_stop=rules.include_stop,
-            skip_special_tokens=rules.skip_special_tokens,
-            min_tokens=self._plan.sampling.min_tokens,
-        )
-
-
-def _finish_reason(output: RequestOutput) -> str | None:
-    return None if output.finish_reason is None else output.finish_reason.value
+        return Answer(self._text.tokenizer, self._plan.prompt_token_ids, self._plan.rules)
 
 
 def _is_asleep(output: RequestOutput) -> bool:

@@ -8,7 +8,13 @@ import msgspec
 
 from engine.checkpoint.errors import CheckpointError, UnsupportedModelError
 from engine.checkpoint.gguf_header import GgufArray
-from engine.checkpoint.model_shape import ModelConfig, RopeScaling, check_config, unsupported_rope
+from engine.checkpoint.model_shape import (
+    ModelConfig,
+    RopeScaling,
+    check_config,
+    check_layers,
+    unsupported_rope,
+)
 
 GGUF_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -119,7 +125,7 @@ def _common(keys: _Metadata, architecture: str, vocab_size: int) -> ModelConfig:
         architecture=architecture,
         hidden_size=hidden,
         intermediate_size=keys.integer("feed_forward_length"),
-        num_layers=keys.integer("block_count"),
+        num_layers=check_layers(keys.integer("block_count")),
         num_heads=heads,
         num_kv_heads=keys.integer("attention.head_count_kv", heads),
         head_dim=head_dim,

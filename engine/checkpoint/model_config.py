@@ -13,6 +13,7 @@ from engine.checkpoint.model_shape import (
     ModelConfig,
     RopeScaling,
     check_config,
+    check_layers,
     unsupported_architecture,
 )
 from engine.checkpoint.rope_config import (
@@ -144,7 +145,7 @@ def _common(architecture: str, fields: Mapping[str, Any]) -> ModelConfig:
         architecture=architecture,
         hidden_size=hidden,
         intermediate_size=int(fields["intermediate_size"]),
-        num_layers=int(fields["num_hidden_layers"]),
+        num_layers=check_layers(int(fields["num_hidden_layers"])),
         num_heads=heads,
         num_kv_heads=int(fields.get("num_key_value_heads") or heads),
         head_dim=int(fields.get("head_dim") or hidden // heads),

@@ -17,6 +17,7 @@ SUPPORTED_ARCHITECTURES = (
 )
 SUPPORTED_ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 _MAX_DIMENSION = 1 << 24
+_MAX_LAYERS = 4096
 
 
 class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +115,17 @@ def check_config(config: ModelConfig) -> ModelConfig:
     return config
 
 
+def check_layers(count: int) -> int:
+    """Return the number of layers, if one can make a list of so many.
+
+    Raises:
+        CheckpointError: it is out of range.
+    """
+    if not 0 < count <= _MAX_LAYERS:
+        raise CheckpointError(f"the number of layers is out of range: {count}")
+    return count
+
+
 def unsupported_architecture(name: object) -> UnsupportedModelError:
     """Return the refusal of a model class, which names those that can run."""
     supported = ", ".join(SUPPORTED_ARCHITECTURES)
@@ -130,7 +142,6 @@ def _check_sizes(config: ModelConfig) -> None:
     sizes = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_layers": config.num_layers,
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,

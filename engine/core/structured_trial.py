@@ -61,7 +61,7 @@ class GrammarTrials:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-m", "engine.core.structured_trial"],
+                [sys.executable, "-P", "-m", "engine.core.structured_trial"],
                 stdin=theirs.fileno(),
                 env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
             )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from appliance.gateway.generation import ChoicePlan, TextRules, sampling_within
+from appliance.gateway.generation import ChoicePlan, sampling_within
 from appliance.gateway.openai.dialect import Answer, Dialect
 from appliance.gateway.openai.errors import ApiError, context_length_exceeded
 from appliance.gateway.openai.parameters import Parameters
@@ -13,6 +13,7 @@ from engine.wire.messages import SamplingParams
 
 if TYPE_CHECKING:
     from appliance.gateway.model_texts import ModelText
+    from engine.text.answer import AnswerRules
 
 IDS_IN_VOCABULARY = ("stop_token_ids", "allowed_token_ids")
 
@@ -50,7 +51,7 @@ def choice_plans(
 ) -> list[ChoicePlan]:
     """Return the plan of every choice; `rooms` are those of `rooms_of`."""
     parameters = answer.parameters
-    rules = _text_rules(parameters, dialect)
+    rules = _answer_rules(parameters)
     plans: list[ChoicePlan] = []
     for state in answer.journey.choices:
         prompt, choice = divmod(state.index, parameters.n)
@@ -61,6 +62,8 @@ def choice_plans(
             rules=rules,
             num_choices=answer.num_choices,
             grammar=parameters.grammar,
+            keeps_stop_token_entry=rules.include_stop or dialect.prompt_param == "prompt",
+            drops_output=not parameters.generates,
             grammar_param=parameters.grammar_param,
             cache_salt=parameters.cache_salt,
             priority=parameters.priority,
@@ -79,13 +82,14 @@ def _sampling(answer: Answer, choice: int, max_tokens: int) -> SamplingParams:
     return msgspec.structs.replace(sampling, seed=seed, bad_words=answer.bad_words)
 
 
-def _text_rules(parameters: Parameters, dialect: Dialect) -> TextRules:
-    return TextRules(
+def _answer_rules(parameters: Parameters) -> "AnswerRules":
+    from engine.text.answer import AnswerRules  # noqa: PLC0415 - start-up time
+
+    return AnswerRules(
         stop=parameters.stop,
         include_stop=parameters.flag("include_stop_str_in_output", default=False),
         skip_special_tokens=parameters.flag("skip_special_tokens", default=True),
-        keeps_stop_token_entry=dialect.prompt_param == "prompt",
-        drops_output=not parameters.generates,
+        min_tokens=parameters.fields.get("min_tokens", 0),
     )
 
 

@@ -257,3 +257,10 @@ def test_variants_that_cannot_run_are_refused(metadata, error, reason, tmp_path:
 
     with pytest.raises(error, match=reason):
         open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_no_list_is_made_of_four_billion_layers(tmp_path: Path):
+    write_family(GEMMA3, tmp_path / "m.gguf", block_count=4_000_000_000)
+
+    with pytest.raises(CheckpointError, match="number of layers"):
+        open_checkpoint(tmp_path / "m.gguf")

@@ -328,6 +328,8 @@ def test_what_cannot_run_is_refused_with_what_can(family: str, fields: dict, rea
         ("Llama", {"rope_scaling": {"type": "yarn", "factor": 2.0}, "rope_theta": 1.0}),
         ("Llama", {"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}),
         ("Llama", {"rope_scaling": [1, 2]}),
+        *((family, {"num_hidden_layers": 10**12, "layer_types": None})
+          for family in ("Llama", "Mistral", "Qwen2", "Gemma3Text")),  # no list of so many
     ],
 )  # fmt: skip
 def test_what_makes_no_sense_is_refused(family: str, fields: dict):
