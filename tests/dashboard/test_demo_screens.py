@@ -20,7 +20,7 @@ SMALL, LARGE = (80, 24), (160, 45)
 
 
 async def quick() -> None:
-    await asyncio.sleep(0.02)
+    await asyncio.sleep(0.1)
 
 
 async def never() -> None:
