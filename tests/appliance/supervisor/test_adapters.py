@@ -254,11 +254,15 @@ async def test_two_changes_of_one_name_are_not_mixed(run_dir: Path, root: Path):
     make_dir(root / "a", "a")
     make_dir(root / "b", "b")
     async with appliance(run_dir, "well", adapter_root=root) as it:
+        pid = it.engine("e0").pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # so that the first one is still under way
         body = LoadAdapterBody(path=str(root / "a"))
         first = await it.supervisor.load_adapter("sql", body, "one")
         assert (await it.supervisor.load_adapter("sql", body, "two")).id == first.id
         with pytest.raises(ConflictError, match="is under way"):
             await it.supervisor.load_adapter("sql", LoadAdapterBody(path=str(root / "b")), "two")
+        os.kill(pid, signal.SIGCONT)
         assert (await it.supervisor.operation(first.id, 20.0)).state == "done"
 
 
