@@ -6,8 +6,9 @@ adds, and gives long prompts what stretches a step to `STRETCH` times its usual 
 """
 
 STRETCH = 1.7
-"""Longest step beside decodes, as a multiple of a step of decodes alone: token gaps stay below
-twice the usual even at the 95th percentile (`ops/bench/long_prompt.py`)."""
+"""Step beside decodes that is aimed at, as a multiple of a step of decodes alone: noise and growing
+contexts then leave the 95th percentile of token gaps at about twice the usual, unless the smallest
+chunk alone takes longer (`ops/bench/long_prompt.py`)."""
 _WEIGHT = 0.2
 """Of the newest step in the moving averages."""
 _REFRESH_STEPS = 32
