@@ -2,7 +2,7 @@
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: help install dev model test-model serve test prove check format format-check lint types contracts
+.PHONY: help install dev model test-model serve test prove check format format-check lint types contracts dashboards
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,7 +23,7 @@ test-model: install ## Pull the model that only tests use (Gemma 3 270M, a downl
 	@$(BIN)/quarterdeck models pull gemma3-270m --accept-licence
 
 test: dev model test-model ## Run the tests.
-	@$(BIN)/pytest -q -m "not gpu and not prove" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -m "not gpu and not prove" -n 2 --dist loadfile $(ARGS)
 
 prove: dev model test-model ## Run the long tests too.
 	@$(BIN)/pytest -q -m "not gpu" --timeout 600 $(ARGS)
@@ -42,6 +42,9 @@ lint: dev
 
 types: dev
 	@$(BIN)/basedpyright
+
+dashboards: dev ## Generate the Grafana dashboards from their code.
+	@$(BIN)/python -m ops.grafana.build
 
 contracts: dev
 	@$(BIN)/lint-imports

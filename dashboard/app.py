@@ -1,25 +1,42 @@
 """The dashboard's Textual app: pumps frames into the session and paints at a bounded rate."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import ClassVar
 
 from textual import on
 from textual.app import App, SystemCommand
 from textual.screen import Screen
 
-from dashboard.actions import ADAPTERS, FLEET
+from dashboard.action import ADAPTERS, ENGINE, EVENTS, OPERATIONS, REQUESTS
 from dashboard.client.problems import ApiProblem, UnreachableError
-from dashboard.messages import GoTo, OpenTrace, Order, Say, TryPrompt
+from dashboard.messages import (
+    DumpStacks,
+    GoTo,
+    OpenMoment,
+    OpenPage,
+    OpenTelemetry,
+    OpenTrace,
+    Order,
+    Say,
+    TryPrompt,
+)
 from dashboard.palette import ActionCommands
 from dashboard.screens.adapters import AdaptersScreen
 from dashboard.screens.console import ConsoleScreen
+from dashboard.screens.engine import EngineScreen
+from dashboard.screens.events import EventsScreen
 from dashboard.screens.fleet import FleetScreen
+from dashboard.screens.moment import MomentScreen
+from dashboard.screens.operations import OperationsScreen
+from dashboard.screens.page import PageScreen
 from dashboard.screens.requests import RequestsScreen
+from dashboard.screens.telemetry import TelemetryScreen
 from dashboard.screens.trace import TraceScreen
 from dashboard.session import Session
 from dashboard.verbs import Note, Verb, carry_out, problem_note, told
 from dashboard.view.lines import INFO
+from dashboard.view.page import stacks_page
 from dashboard.view.text import clean
 
 logger = logging.getLogger(__name__)
@@ -81,20 +98,50 @@ class QuarterdeckTop(App[None]):
     def _go_to(self, message: GoTo) -> None:
         while len(self.screen_stack) > _BASE_SCREENS:
             self.pop_screen()
-        fresh: ConsoleScreen
-        if message.screen_name == FLEET:
-            fresh = FleetScreen(self.session)
-        elif message.screen_name == ADAPTERS:
-            fresh = AdaptersScreen(self.session)
-        else:
-            fresh = RequestsScreen(self.session, message.query)
-        self.switch_screen(fresh)
+        self.switch_screen(self._main_screen(message.screen_name, message.query))
+
+    def _main_screen(self, name: str, query: str) -> ConsoleScreen:
+        if name == REQUESTS:
+            return RequestsScreen(self.session, query)
+        if name == ENGINE:
+            return EngineScreen(self.session, query)
+        return _MAIN_SCREENS.get(name, FleetScreen)(self.session)
+
+    def _open(self, fresh: ConsoleScreen) -> None:
+        """Put a screen on top; one of its kind that is there already makes room."""
+        if self.screen.__class__ is fresh.__class__:
+            self.pop_screen()
+        self.push_screen(fresh)
 
     @on(OpenTrace)
     def _open_trace(self, message: OpenTrace) -> None:
-        if isinstance(self.screen, TraceScreen):
-            self.pop_screen()
-        self.push_screen(TraceScreen(self.session, message.request_id))
+        self._open(TraceScreen(self.session, message.request_id))
+
+    @on(OpenMoment)
+    def _open_moment(self, message: OpenMoment) -> None:
+        self._open(MomentScreen(self.session, message.asked))
+
+    @on(OpenTelemetry)
+    def _open_telemetry(self, _message: OpenTelemetry) -> None:
+        self._open(TelemetryScreen(self.session))
+
+    @on(OpenPage)
+    def _open_page(self, message: OpenPage) -> None:
+        self._open(PageScreen(self.session, message.page, message.reload))
+
+    @on(DumpStacks)
+    def _dump(self, message: DumpStacks) -> None:
+        self.run_worker(self._fetch_stacks(message.engine_id), group="verbs", exit_on_error=False)
+
+    async def _fetch_stacks(self, engine_id: str) -> None:
+        self._say(Note(f"reading the stacks of {clean(engine_id)}", INFO))
+        try:
+            dump = await self.session.source.insight.stacks(engine_id)
+        except (ApiProblem, UnreachableError) as error:
+            self._say(problem_note(error))
+            return
+        self._say(Note(f"stacks of {clean(engine_id)}, by {dump.tool}"))
+        self._open(PageScreen(self.session, stacks_page(dump)))
 
     @on(Order)
     def _order(self, message: Order) -> None:
@@ -136,5 +183,10 @@ class QuarterdeckTop(App[None]):
         await self.session.source.aclose()
 
 
+_MAIN_SCREENS: Mapping[str, Callable[[Session], ConsoleScreen]] = {
+    ADAPTERS: AdaptersScreen,
+    EVENTS: EventsScreen,
+    OPERATIONS: OperationsScreen,
+}
 _BASE_SCREENS = 2
 """Textual's own empty screen, and the fleet or a list on it."""

@@ -5,7 +5,8 @@ from functools import partial
 
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
-from dashboard.actions import Action, actions_on
+from dashboard.action import Action
+from dashboard.actions import actions_on
 from dashboard.screens.console import ConsoleScreen
 
 

@@ -1,13 +1,14 @@
 """What an operator can order, and how its end is told in one line."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from appliance.supervisor.admin.schemas import (
     LoadAdapterBody,
     Operation,
     OperationKind,
     SleepBody,
+    StartProfileBody,
 )
 from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.source.frames import Source
@@ -26,6 +27,7 @@ _PAST: Final[dict[OperationKind, str]] = {
     "lora.unload": "unloaded",
     "lora.pin": "pinned",
     "lora.unpin": "unpinned",
+    "profile": "profiled",
 }
 
 
@@ -82,7 +84,14 @@ class PinAdapter:
     pinned: bool
 
 
-EngineVerb = Sleep | Wake | Restart
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Record what an engine does."""
+
+    body: StartProfileBody
+
+
+EngineVerb = Sleep | Wake | Restart | Profile
 AdapterVerb = LoadAdapter | UnloadAdapter | PinAdapter
 Verb = EngineVerb | AdapterVerb | Abort
 
@@ -96,6 +105,8 @@ def told(verb: Verb) -> str:
             return f"{type(verb).__name__.removesuffix('Adapter').lower()} {clean(name)}"
         case PinAdapter(name, pinned):
             return f"{'pin' if pinned else 'unpin'} {clean(name)}"
+        case Profile(body):
+            return f"profile {clean(body.engine)}"
         case Sleep() | Wake() | Restart():
             return f"{type(verb).__name__.lower()} {clean(verb.engine_id)}"
 
@@ -140,6 +151,8 @@ async def _begin(source: Source, verb: EngineVerb | AdapterVerb) -> Operation:
             return await source.wake(verb.engine_id)
         case Restart():
             return await source.restart(verb.engine_id)
+        case Profile():
+            return await source.insight.start_profile(verb.body)
         case _:
             return await _begin_adapter(source, verb)
 
@@ -159,6 +172,8 @@ def problem_note(error: ApiProblem | UnreachableError) -> Note:
     """What the server (or its absence) says, with its advice."""
     if isinstance(error, UnreachableError):
         return Note(clean(str(error)), BAD, "is the server running?")
+    if error.is_absent_route:
+        return Note("this server cannot do that", BAD, "it is older than this dashboard")
     hint = clean(error.hint) if error.hint else None
     if hint is None and error.allowed_actions:
         hint = f"possible: {', '.join(clean(action) for action in error.allowed_actions)}"
@@ -174,7 +189,17 @@ def operation_note(operation: Operation) -> Note:
     facts = _facts(operation.result or {})
     took_s = _took_s(operation)
     took = "" if took_s is None else f" in {_span(took_s)}"
-    return Note(f"{_PAST[operation.kind]} {target}{': ' if facts else ''}{facts}{took}")
+    text = f"{_PAST[operation.kind]} {target}{': ' if facts else ''}{facts}{took}"
+    return Note(text, hint=_hint(operation))
+
+
+def _hint(operation: Operation) -> str | None:
+    """Where the files of a profile are, and how to open them."""
+    if operation.kind != "profile":
+        return None
+    profile_id = (operation.result or {}).get("profile_id")
+    get = f", `quarterdeck profile get {clean(profile_id)}` fetches them" if profile_id else ""
+    return f"7 lists its files{get}"
 
 
 def _facts(result: dict[str, Any]) -> str:
@@ -187,6 +212,9 @@ def _facts(result: dict[str, Any]) -> str:
 
 
 def _adapter_facts(result: dict[str, Any]) -> str:
+    if isinstance(files := result.get("files"), list):
+        first, last = result.get("first_step"), result.get("last_step")
+        return f"steps {first} to {last}, {len(cast('list[Any]', files))} files"
     rank, num_bytes = result.get("rank"), result.get("num_bytes")
     if isinstance(rank, int) and isinstance(num_bytes, int | float):
         return f"rank {rank}, {size(num_bytes)}"

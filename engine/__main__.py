@@ -15,7 +15,10 @@ import msgspec
 
 from engine.config import EngineConfig
 from engine.core.process import EXIT_CONFIG_ERROR, EngineCoreProc, MakeRunner, torch_runner
+from engine.core_dumps import forbid_core_dumps
+from engine.log_lines import configure_logging
 from engine.parent_death import watch_parent
+from engine.tracing_permission import let_parent_trace
 
 logger = logging.getLogger(__name__)
 
@@ -27,14 +30,18 @@ def main(make_runner: MakeRunner = torch_runner) -> int:
     arguments = _parse_arguments()
     _bound_spinning()
     watch_parent(arguments.parent_fd)
+    let_parent_trace()
+    forbid_core_dumps()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
-    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(name)s: %(message)s")
+    configure_logging("engine", None)
     try:
         config = _read_config(arguments.config_fd)
     except (OSError, ValueError) as error:
         logger.error("no usable configuration on descriptor %d: %s", arguments.config_fd, error)  # noqa: TRY400
         return EXIT_CONFIG_ERROR
+    log_format = "json" if config.log_format == "json" else "text"
+    configure_logging(config.engine_id, config.epoch, config.log_level, log_format)
     return EngineCoreProc(config, make_runner).run()
 
 

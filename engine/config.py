@@ -62,3 +62,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Adapters kept in memory; the least recently used one goes, unless it is pinned or in use."""
     grammar_timeout_s: float = 10.0
     """Longest time that the compilation of a grammar may take."""
+    recording: bool = True
+    """Whether hops and steps are recorded from the start; `SetRecording` changes it."""
+    flight_path: str | None = None
+    """File of the flight recorder, see `engine.wire.flight`; None: none is kept."""
+    log_format: str = "text"
+    """`text` or `json`: of what it writes to stderr."""
+    log_level: str = "info"

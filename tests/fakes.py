@@ -27,7 +27,9 @@ from engine.wire.calls import (
     PinAdapter,
     Ping,
     Pong,
+    RecordingSet,
     ResetPrefixCache,
+    SetRecording,
     Sleep,
     SleepReport,
     UnloadAdapter,
@@ -164,6 +166,7 @@ class FakeEngine:
         self.config = config
         self.step = 0
         self.sleep_level = 0
+        self.recording = True
         self.received: list[AddRequest] = []
         self.aborts: list[AbortRequests] = []
         self.counts = MessageCounts()
@@ -344,6 +347,9 @@ class FakeEngine:
                 result = Pong(token_id=1 if deep else None, took_ns=1000)
             case ResetPrefixCache():
                 result = CacheReset(dropped_blocks=3)
+            case SetRecording(recording=recording):
+                self.recording = recording
+                result = RecordingSet(recording=recording)
             case LoadAdapter() | UnloadAdapter() | PinAdapter() | ListAdapters():
                 result, error = self.adapters.answer(body.call)
             case DumpState():

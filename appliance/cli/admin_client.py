@@ -2,7 +2,9 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,15 +15,23 @@ from appliance.cli.exits import CliError, Exit
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
     AdapterRow,
+    AuditCheck,
+    AuditEntry,
     Collection,
     CreatedKey,
     EngineRow,
+    Explanation,
+    JournalEvent,
     KeyRow,
+    LogLine,
+    Moment,
     Operation,
     Problem,
     RequestRow,
     SystemInfo,
+    TelemetrySettings,
     Trace,
+    TraceRow,
 )
 
 API = "/admin/v1"
@@ -48,6 +58,7 @@ _LISTED_BY: Mapping[str, str] = {
     "adapters": "`quarterdeck lora list` lists the adapters.",
     "engines": "`quarterdeck ps` lists the engines.",
     "keys": "`quarterdeck keys list` lists the keys.",
+    "profiles": "`quarterdeck profile list` lists the profiles.",
     "requests": "`quarterdeck requests` lists the requests.",
     "traces": "`quarterdeck requests` lists the requests; old traces are dropped.",
 }
@@ -81,7 +92,7 @@ class AdminClient:
 
     def verb(self, engine_id: str, verb: str, body: Mapping[str, Any] | None = None) -> Operation:
         """Begin `sleep`, `wake` or `restart`."""
-        return self._call("POST", f"/engines/{_segment(engine_id)}/{verb}", Operation, json=body)
+        return self._call("POST", f"/engines/{segment(engine_id)}/{verb}", Operation, json=body)
 
     def finish(
         self, begun: Operation, timeout_s: float, watch: Callable[[Operation], None]
@@ -101,7 +112,7 @@ class AdminClient:
                 raise CliError(message, Exit.TIMEOUT, hint)
             wait_s = min(_POLL_S, max(deadline_s - time.monotonic(), 0.05))
             params = {"wait": wait_s}
-            path = f"/operations/{_segment(operation.id)}"
+            path = f"/operations/{segment(operation.id)}"
             operation = self._call("GET", path, Operation, params=params)
         if operation.state != "done":
             raise CliError(f"{_named(operation)} {operation.state}: {operation.error}")
@@ -116,15 +127,15 @@ class AdminClient:
     ) -> Operation:
         """Begin to load an adapter."""
         body = {"path": path, "pinned": pinned, "model": model}
-        return self._call("PUT", f"/adapters/{_segment(name)}", Operation, json=body)
+        return self._call("PUT", f"/adapters/{segment(name)}", Operation, json=body)
 
     def unload_adapter(self, name: str) -> Operation:
         """Begin to unload an adapter."""
-        return self._call("DELETE", f"/adapters/{_segment(name)}", Operation)
+        return self._call("DELETE", f"/adapters/{segment(name)}", Operation)
 
     def pin_adapter(self, name: str, verb: str) -> Operation:
         """Begin to `pin` or `unpin` an adapter."""
-        return self._call("POST", f"/adapters/{_segment(name)}/{verb}", Operation)
+        return self._call("POST", f"/adapters/{segment(name)}/{verb}", Operation)
 
     def requests(self, state: str | None, limit: int) -> list[RequestRow]:
         """Live requests, then ended ones."""
@@ -133,32 +144,119 @@ class AdminClient:
 
     def abort(self, request_id: str) -> AbortAnswer:
         """End a live request; returns once that is confirmed."""
-        return self._call("DELETE", f"/requests/{_segment(request_id)}", AbortAnswer)
+        return self._call("DELETE", f"/requests/{segment(request_id)}", AbortAnswer)
 
     def trace(self, request_id: str) -> Trace:
         """The spans of one request. Raises `NoSuchThingError`."""
-        return self._call("GET", f"/traces/{_segment(request_id)}", Trace)
+        return self._call("GET", f"/traces/{segment(request_id)}", Trace)
+
+    def explanation(self, request_id: str) -> Explanation:
+        """Why a request took as long as it did. Raises `NoSuchThingError`."""
+        return self._call("GET", f"/traces/{segment(request_id)}/explanation", Explanation)
+
+    def moment(self, at: datetime, window_s: float) -> Moment:
+        """What happened around a point in time."""
+        params = {"at": at.isoformat(), "window_s": window_s}
+        return self._call("GET", "/moment", Moment, params=params)
+
+    def traces(self, query: Mapping[str, Any]) -> list[TraceRow]:
+        """Stored traces that fit the parameters of `GET /traces`."""
+        return self._call("GET", "/traces", Collection[TraceRow], params=query).items
+
+    def telemetry(self) -> TelemetrySettings:
+        """What is recorded and exported, and what was lost."""
+        return self._call("GET", "/telemetry", TelemetrySettings)
+
+    def change_telemetry(self, change: Mapping[str, Any]) -> TelemetrySettings:
+        """Change some settings of the telemetry."""
+        return self._call("PATCH", "/telemetry", TelemetrySettings, json=change)
+
+    def events(self, query: Mapping[str, Any]) -> list[JournalEvent]:
+        """Entries of the journal that fit the parameters of `GET /events`, newest first."""
+        return self._call("GET", "/events", Collection[JournalEvent], params=query).items
+
+    def stream(self) -> Iterator[tuple[str, str]]:
+        """Yield (event name, JSON) of the event stream until the appliance ends it."""
+        try:
+            with self._http.stream("GET", f"{API}/events/stream") as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _error_of(answer)
+                yield from _server_sent(answer.iter_lines())
+        except httpx.HTTPError as error:
+            message = f"the connection to {self._where} failed: {error}"
+            raise CliError(message, Exit.NO_ACCESS) from error
 
     def keys(self) -> list[KeyRow]:
         """All keys."""
         return self._call("GET", "/keys", Collection[KeyRow]).items
 
-    def create_key(self, name: str, scope: str, expires_in_s: float | None) -> CreatedKey:
+    def create_key(
+        self, name: str, scope: str, expires_in_s: float | None, *, allows_content: bool = False
+    ) -> CreatedKey:
         """Mint a key."""
-        body = {"name": name, "scope": scope, "expires_in_s": expires_in_s}
+        body: dict[str, Any] = {"name": name, "scope": scope, "expires_in_s": expires_in_s}
+        if allows_content:  # an older appliance does not know it, and need not
+            body["allows_content"] = True
         return self._call("POST", "/keys", CreatedKey, json=body)
 
     def revoke_key(self, key_id: str) -> KeyRow:
         """Make a key useless."""
-        return self._call("DELETE", f"/keys/{_segment(key_id)}", KeyRow)
+        return self._call("DELETE", f"/keys/{segment(key_id)}", KeyRow)
+
+    def logs(
+        self,
+        *,
+        process: str | None = None,
+        level: str | None = None,
+        contains: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> list[LogLine]:
+        """The newest lines that fit, oldest first; after an id, the first ones that follow it."""
+        wanted = {"process": process, "level": level, "contains": contains, "after": after}
+        params = {name: value for name, value in wanted.items() if value is not None}
+        params["limit"] = limit
+        return self._call("GET", "/logs", Collection[LogLine], params=params).items
+
+    def audit(self, limit: int) -> list[AuditEntry]:
+        """Entries of the audit log, newest first."""
+        return self._call("GET", "/audit", Collection[AuditEntry], params={"limit": limit}).items
+
+    def audit_check(self) -> AuditCheck:
+        """Whether the audit log is whole."""
+        return self._call("GET", "/audit/verify", AuditCheck)
 
     def system(self) -> SystemInfo:
         """Facts of the instance."""
         return self._call("GET", "/system", SystemInfo)
 
-    def _call(self, method: str, path: str, shape: type[ModelT], **content: Any) -> ModelT:
+    def download(self, path: str, target: Path) -> None:
+        """Write what a GET answers into a file, which appears when it is complete."""
+        fresh = target.with_name(f".{target.name}.part")
         try:
-            answer = self._http.request(method, API + path, **content)
+            with self._reaching(), self._http.stream("GET", API + path) as answer:
+                if not answer.is_success:
+                    answer.read()
+                    raise _error_of(answer)
+                with fresh.open("wb") as file:
+                    for chunk in answer.iter_bytes():
+                        file.write(chunk)
+            fresh.replace(target)
+        except OSError as error:
+            raise CliError(f"cannot write {target}: {error.strerror}") from error
+        finally:
+            fresh.unlink(missing_ok=True)
+
+    def call(self, method: str, path: str, shape: type[ModelT], **content: Any) -> ModelT:
+        """One call whose answer has this shape; `path` begins after the API's prefix."""
+        return self._call(method, path, shape, **content)
+
+    @contextmanager
+    def _reaching(self) -> Generator[None]:
+        """Map what a connection raises. Raises CliError."""
+        try:
+            yield
         except httpx.ConnectError as error:
             message = f"cannot reach the appliance at {self._where}: {error}"
             hint = _TRUST_HINT if "CERTIFICATE_VERIFY" in str(error) else None
@@ -168,6 +266,10 @@ class AdminClient:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             message = f"the connection to {self._where} failed: {error}"
             raise CliError(message, Exit.NO_ACCESS) from error
+
+    def _call(self, method: str, path: str, shape: type[ModelT], **content: Any) -> ModelT:
+        with self._reaching():
+            answer = self._http.request(method, API + path, **content)
         if not answer.is_success:
             raise _error_of(answer)
         try:
@@ -175,6 +277,20 @@ class AdminClient:
         except ValidationError as error:
             message = f"{self._where} does not answer like an appliance"
             raise CliError(message, hint=_WRONG_SERVER_HINT) from error
+
+
+def _server_sent(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Read Server-Sent Events: an empty line ends each."""
+    name, text = "", list[str]()
+    for line in lines:
+        field, _, value = line.partition(": ")
+        if not line and text:
+            yield name, "\n".join(text)
+            name, text = "", []
+        elif field == "event":
+            name = value
+        elif field == "data":
+            text.append(value)
 
 
 def over_socket(path: Path) -> AdminClient:
@@ -224,7 +340,7 @@ def _error_of(answer: httpx.Response) -> CliError:
     return NoSuchThingError(found.detail or found.title, code, _LISTED_BY.get(collection))
 
 
-def _segment(text: str) -> str:
+def segment(text: str) -> str:
     """Return `text` as one segment of a path, whatever it holds."""
     from urllib.parse import quote
 

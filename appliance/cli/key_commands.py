@@ -35,6 +35,13 @@ def create(  # noqa: PLR0913 (options of a command)
     out: Annotated[
         Path | None, typer.Option(help="Write the secret to this new file, mode 0600.")
     ] = None,
+    allow_content: Annotated[
+        bool,
+        typer.Option(
+            "--allow-content",
+            help="Its prompts and outputs may be recorded in traces while that is switched on.",
+        ),
+    ] = False,
     expires_days: Annotated[float | None, typer.Option(min=0.0, help="Never, if left out.")] = None,
     state_dir: StateDir = None,
     url: Url = None,
@@ -46,7 +53,7 @@ def create(  # noqa: PLR0913 (options of a command)
     try:
         with connect(state_dir, url, key_file) as admin:
             lifetime_s = None if expires_days is None else expires_days * _DAY_S
-            created = admin.create_key(name, scope.value, lifetime_s)
+            created = admin.create_key(name, scope.value, lifetime_s, allows_content=allow_content)
     except BaseException:
         if file is not None and out is not None:
             os.close(file)
@@ -87,10 +94,12 @@ def list_keys(
             "revoked" if row.revoked_at else "active",
             f"{row.expires_at:%Y-%m-%d %H:%M}" if row.expires_at else "never",
             row.source,
+            "allowed" if row.allows_content else "never",
         ]
         for row in rows
     )
-    print_table(("KEY", "SCOPE", "NAME", "CREATED", "STATE", "EXPIRES", "SOURCE"), cells)
+    header = ("KEY", "SCOPE", "NAME", "CREATED", "STATE", "EXPIRES", "SOURCE", "CONTENT")
+    print_table(header, cells)
 
 
 @keys_app.command("revoke")

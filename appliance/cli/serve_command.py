@@ -119,13 +119,32 @@ def serve(  # noqa: PLR0913 (options of a command)
     state_dir: Annotated[File, typer.Option(help="[env: QUARTERDECK_STATE_DIR]")] = None,
     model_dir: Annotated[File, typer.Option(help="[env: QUARTERDECK_MODEL_DIR]")] = None,
     config: Annotated[File, typer.Option(help="Configuration file (TOML).")] = None,
-    otlp_endpoint: Annotated[Text, typer.Option(help="Export traces by OTLP/HTTP.")] = None,
+    otlp_endpoint: Annotated[Text, typer.Option(help="Collector that traces go to.")] = None,
+    otlp_protocol: Annotated[
+        Text, typer.Option(help="http/protobuf or grpc. [default: http/protobuf]")
+    ] = None,
     trace_ratio: Annotated[
         Number, typer.Option(help="Share of traces exported. [default: 1]")
+    ] = None,
+    trace_slowest_per_minute: Annotated[
+        Count, typer.Option(help="Slowest requests exported whatever the ratio. [default: 5]")
+    ] = None,
+    trace_content: Annotated[
+        Switch, typer.Option("--trace-content", help="Record texts of keys that allow it.")
+    ] = None,
+    trace_store_bytes: Annotated[
+        Text, typer.Option(help="Size of the local trace store. [default: 256MiB]")
+    ] = None,
+    trace_store_hours: Annotated[
+        Number, typer.Option(help="Age of what it keeps. [default: 24]")
+    ] = None,
+    slo: Annotated[
+        Text, typer.Option(help="Promises: ttft_ms=500,ttft_share=0.95,availability=0.999,...")
     ] = None,
     log_level: Annotated[
         Text, typer.Option(help="debug, info, warning or error. [default: info]")
     ] = None,
+    log_format: Annotated[Text, typer.Option(help="text or json. [default: text]")] = None,
     drain_s: Annotated[
         Number, typer.Option(help="Time for running requests at the end. [default: 30]")
     ] = None,

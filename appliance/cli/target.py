@@ -55,6 +55,23 @@ def control_plane_url(state_dir: Path | None, url: str | None) -> str | None:
     return found
 
 
+def is_reachable(state_dir: Path | None, url: str | None) -> bool:
+    """Whether a command can ask an appliance: one is named by `--url`, or runs here.
+
+    Raises:
+        CliError: 2, the address is none.
+    """
+    from appliance.config.paths import NotRunningError, client_state_dir, find_instance
+
+    if control_plane_url(state_dir, url):
+        return True
+    try:
+        find_instance(client_state_dir(state_dir))
+    except NotRunningError:
+        return False
+    return True
+
+
 def local_instance(state_dir: Path | None) -> "Instance":
     """Return the appliance that runs on this machine with this state directory.
 

@@ -1,18 +1,23 @@
 """Draws the spans of one request as bars under each other. Takes a trace, returns lines."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from statistics import median
 
 from appliance.cli.output import printable
-from appliance.supervisor.admin.schemas import Span, Trace
+from appliance.supervisor.admin.schemas import Explanation, Span, Trace
+from appliance.trace_formats.critical_path import critical_path
 
 _PROCESS_COLUMNS = 10
 _TIME_COLUMNS = 9
 _NAME_SHARE = 0.42
 _NS_PER_US, _NS_PER_MS, _NS_PER_S = 1e3, 1e6, 1e9
 _LEAF, _PARENT, _TICK = "█", "░", "▏"
+_CRITICAL = "•"
+"""Stands behind a span that the request's time depended on."""
+_SLOW_RATIO = 2.0
+_MAX_CAUSES = 3
 _RED, _DIM, _CYAN, _GREEN, _PLAIN = "\x1b[31m", "\x1b[2m", "\x1b[36m", "\x1b[32m", "\x1b[0m"
 
 
@@ -27,6 +32,7 @@ class _Row:
     is_leaf: bool = True
     time: str = ""
     has_failed: bool = False
+    is_critical: bool = False
 
 
 @dataclass(slots=True)
@@ -51,17 +57,45 @@ class _Tree:
     outputs: defaultdict[str | None, list[Span]] = field(default_factory=lambda: defaultdict(list))
 
 
-def draw(trace: Trace, columns: int, *, colour: bool = False) -> list[str]:
-    """Return the headline, a line about the request, an axis, and a line for each row."""
+def draw(
+    trace: Trace, columns: int, why: Explanation | None = None, *, colour: bool = False
+) -> list[str]:
+    """Return the headline, a line about the request, an axis, a line for each row, and the reasons.
+
+    Args:
+        trace: The request's.
+        columns: Width of the terminal.
+        why: Its explanation, if there is one.
+        colour: Whether colours are welcome.
+    """
     lines = [printable(trace.headline), printable(_about(trace))]
     if not trace.spans:
         return [*lines, "no spans"]
     root = trace.spans[0]
     name_columns = int(columns * _NAME_SHARE)
-    bar_columns = columns - name_columns - _PROCESS_COLUMNS - _TIME_COLUMNS - 2
+    bar_columns = columns - name_columns - _PROCESS_COLUMNS - _TIME_COLUMNS - 4
     axis = _Axis(root.start_ns, root.end_ns, bar_columns)
     lines.append(_axis_line(axis, name_columns + _PROCESS_COLUMNS + 1))
-    lines += [_line(row, axis, name_columns, colour=colour) for row in _rows(trace.spans)]
+    critical = {part.span.span_id for part in critical_path(trace.spans)}
+    lines += [_line(row, axis, name_columns, colour=colour) for row in _rows(trace.spans, critical)]
+    return lines if why is None else [*lines, "", *reasons(why)]
+
+
+def reasons(why: Explanation) -> list[str]:
+    """Return the verdict, its causes, and the phases that took longer than those of others."""
+    lines = [printable(why.verdict)]
+    for cause in why.causes[:_MAX_CAUSES]:
+        lines.append(printable(f"  {cause.cost_ms:7.0f} ms  {cause.text} ({cause.confidence})"))
+        lines += [printable(f"              {fact.text}") for fact in cause.evidence]
+        if cause.advice:
+            lines.append(printable(f"              → {cause.advice}"))
+    slow = [
+        f"{phase.phase} {duration(phase.ms * _NS_PER_MS)} is {phase.ratio:.1f}x the median"
+        for phase in why.phases
+        if phase.ratio is not None and phase.ratio >= _SLOW_RATIO
+    ]
+    if slow:
+        lines.append(printable(f"against {why.cohort}: {', '.join(slow)}"))
     return lines
 
 
@@ -76,7 +110,7 @@ def _about(trace: Trace) -> str:
     return " · ".join(parts)
 
 
-def _rows(spans: Sequence[Span]) -> Iterator[_Row]:
+def _rows(spans: Sequence[Span], critical: Set[str]) -> Iterator[_Row]:
     tree = _Tree()
     phase_of: dict[str, str | None] = {}
     for span in spans:
@@ -86,10 +120,10 @@ def _rows(spans: Sequence[Span]) -> Iterator[_Row]:
         phase = phase_of.get(span.parent_id or "", span.parent_id)
         phase_of[span.span_id] = phase
         tree.outputs[phase].append(span)
-    yield from _below(tree, None, 0)
+    yield from _below(tree, None, 0, critical)
 
 
-def _below(tree: _Tree, parent_id: str | None, depth: int) -> Iterator[_Row]:
+def _below(tree: _Tree, parent_id: str | None, depth: int, critical: Set[str]) -> Iterator[_Row]:
     for span in tree.children.pop(parent_id, []):
         yield _Row(
             depth=depth,
@@ -99,8 +133,9 @@ def _below(tree: _Tree, parent_id: str | None, depth: int) -> Iterator[_Row]:
             is_leaf=span.span_id not in tree.children,
             time=duration(span.end_ns - span.start_ns),
             has_failed=span.status == "error",
+            is_critical=span.span_id in critical,
         )
-        yield from _below(tree, span.span_id, depth + 1)
+        yield from _below(tree, span.span_id, depth + 1, critical)
     if outputs := tree.outputs.pop(parent_id, []):
         yield _folded(outputs, depth)
 
@@ -126,7 +161,8 @@ def _line(row: _Row, axis: _Axis, name_columns: int, *, colour: bool) -> str:
     bar = _bar(row, axis)
     if colour:
         bar = f"{_colour(row)}{bar}{_PLAIN}"
-    return f"{name}{process} {bar} {row.time:>{_TIME_COLUMNS}}".rstrip()
+    mark = _CRITICAL if row.is_critical else ""
+    return f"{name}{process} {bar} {row.time:>{_TIME_COLUMNS}} {mark}".rstrip()
 
 
 def _bar(row: _Row, axis: _Axis) -> str:

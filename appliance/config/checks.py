@@ -11,7 +11,8 @@ from pydantic import BaseModel, ValidationError
 from appliance.config.errors import ConfigError
 from appliance.config.key_files import BadKeyError, check_key, read_keys
 from appliance.config.network import is_loopback
-from appliance.config.settings import EngineSettings, Settings
+from appliance.config.otlp import check_otlp
+from appliance.config.settings import EngineSettings, Settings, SloSettings
 from appliance.config.values import SECRET_KEYS
 from engine.config import POLICIES, POLICY_GROUP
 
@@ -43,7 +44,8 @@ def _describe(
     field = next((str(part) for part in reversed(location) if isinstance(part, str)), key)
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location[1:])
     shown = "" if key in SECRET_KEYS else f" = {value!r}"
-    allowed = _allowed(EngineSettings if field != key else Settings, field) or message
+    nested = SloSettings if key == "slo" else EngineSettings
+    allowed = _allowed(nested if field != key else Settings, field) or message
     return f"{origins.get(key, key)}{path}{shown}: {allowed}"
 
 
@@ -80,6 +82,7 @@ def check(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
     _check_adapter_roots(settings, origins)
     _check_keys(settings, origins)
     _check_tls(settings)
+    check_otlp(settings.otlp_endpoint, settings.otlp_protocol)
     if settings.port == settings.admin_port != 0:
         raise ConfigError(f"port and admin_port are both {settings.port}; they must differ")
     yield from _idle(settings, origins)

@@ -25,6 +25,19 @@ class EngineSettings(_Strict):
     served_model_name: list[str] = Field(default_factory=list)
 
 
+class SloSettings(_Strict):
+    """What is promised to clients. A share is of requests, over the window of 30 days."""
+
+    availability: float = Field(0.999, gt=0, lt=1)
+    """Accepted requests that neither failed nor were refused for want of capacity."""
+    ttft_ms: float = Field(2000, gt=0)
+    ttft_share: float = Field(0.95, gt=0, lt=1)
+    """Of requests whose first token comes within `ttft_ms`."""
+    tpot_ms: float = Field(200, gt=0)
+    tpot_share: float = Field(0.95, gt=0, lt=1)
+    """Of finished requests whose mean time per output token is at most `tpot_ms`."""
+
+
 class Settings(_Strict):
     """The whole configuration of one appliance."""
 
@@ -104,6 +117,17 @@ class Settings(_Strict):
     trace_store_bytes: int = Field(256 << 20, ge=1 << 20)
     trace_store_hours: float = Field(24, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_protocol: Literal["http/protobuf", "grpc"] = "http/protobuf"
+    trace_slowest_per_minute: int = Field(5, ge=0, le=1000)
+    """Slowest requests of each minute whose traces are exported whatever the ratio."""
+    trace_content: bool = False
+    """Record prompts and outputs of requests whose key allows it (`keys create
+    --allow-content`)."""
+    log_format: Literal["text", "json"] = "text"
+    """Of stderr; the log file in the state directory is JSON lines always."""
+    profile_store_bytes: int = Field(1 << 30, ge=1 << 20)
+    slo: SloSettings = SloSettings.model_validate({})
+    """`[slo]`, or `ttft_ms=500,availability=0.99` on one line."""
 
     # supervision
     drain_s: float = Field(30, ge=0)

@@ -1,6 +1,6 @@
 """Collects the settings: flag, environment, files, default; knows where each value came from.
 
-Precedence, highest first: flag, `QUARTERDECK_*` (then `OTEL_EXPORTER_OTLP_ENDPOINT`), `--config
+Precedence, highest first: flag, `QUARTERDECK_*` (then `OTEL_EXPORTER_OTLP_...`), `--config
 FILE`, `./quarterdeck.toml`, the user's file, `/etc/quarterdeck/quarterdeck.toml`, default. A list
 replaces a list of lower precedence.
 """
@@ -13,17 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from appliance.config.checks import check, describe_error, nearest
 from appliance.config.errors import ConfigError
 from appliance.config.paths import CONFIG_NAME, SYSTEM_CONFIG, user_config
-from appliance.config.settings import EngineSettings, Settings
+from appliance.config.settings import EngineSettings, Settings, SloSettings
 from appliance.config.values import SECRET_KEYS, convert
 
 PREFIX = "QUARTERDECK_"
 DEFAULT = "default"
-OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+OTLP_VARIABLES = {
+    "otlp_endpoint": ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"),
+    "otlp_protocol": ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+}
+"""OpenTelemetry's own names of settings; `appliance.config.otlp` reads the others."""
 _NOT_SETTINGS = frozenset({"QUARTERDECK_CONFIG", "QUARTERDECK_URL"})
 _KUBERNETES = re.compile(r"QUARTERDECK_(?:.*_)?(?:SERVICE_(?:HOST|PORT).*|PORT_\d+_(?:TCP|UDP).*)")
 """What a cluster injects for a service called `quarterdeck`."""
@@ -120,7 +124,7 @@ def _converted(key: str, raw: Any, base: Path, origin: str) -> Any:
     try:
         if key == "engines":
             return [_engine(table, base) for table in raw]
-        return convert(key, raw, base)
+        return _slo(convert(key, raw, base)) if key == "slo" else convert(key, raw, base)
     except ValueError as error:
         raise ConfigError(f"{origin}: {error}") from error
 
@@ -129,11 +133,21 @@ def _engine(table: Any, base: Path) -> Any:
     if not isinstance(table, dict):
         return table  # Settings refuses it
     entries = cast("dict[str, Any]", table)
-    for key in entries:
-        if key not in EngineSettings.model_fields:
-            hint = nearest(key, EngineSettings) or ""
-            raise ValueError(f"unknown key {key!r} in [[engines]]. {hint}".rstrip())
+    _check_names(entries, EngineSettings, "[[engines]]")
     return {key: convert(key, value, base) for key, value in entries.items()}
+
+
+def _slo(value: Any) -> Any:
+    if isinstance(value, dict):
+        _check_names(cast("dict[str, Any]", value), SloSettings, "[slo]")
+    return value
+
+
+def _check_names(entries: dict[str, Any], model: type[BaseModel], where: str) -> None:
+    for key in entries:
+        if key not in model.model_fields:
+            hint = nearest(key, model) or ""
+            raise ValueError(f"unknown key {key!r} in {where}. {hint}".rstrip())
 
 
 def _field_of(key: str, value: Any) -> str:
@@ -158,9 +172,13 @@ def _environment(env: Mapping[str, str], cwd: Path) -> _Layer:
 
 
 def _open_telemetry(env: Mapping[str, str], cwd: Path) -> _Layer:
-    """Take the one variable of OpenTelemetry's that names where to export to."""
-    endpoint = env.get(OTLP_VARIABLE)
-    return _Layer({"otlp_endpoint": endpoint} if endpoint else {}, lambda _: OTLP_VARIABLE, cwd)
+    """Take OpenTelemetry's variables that say where to export to."""
+    used = {
+        key: next(name for name in names if env.get(name))
+        for key, names in OTLP_VARIABLES.items()
+        if any(map(env.get, names))
+    }
+    return _Layer({key: env[name] for key, name in used.items()}, used.__getitem__, cwd)
 
 
 def _file(path: Path, *, required: bool = False) -> _Layer:

@@ -11,10 +11,12 @@ LIST_KEYS = SECRET_KEYS | PATH_LIST_KEYS | {"served_model_name", "cors_origin", 
 PATH_KEYS = frozenset(
     {"api_key_file", "admin_key_file", "tls_cert", "tls_key", "state_dir", "model_dir"}
 )
-BYTE_KEYS = frozenset({"kv_cache_bytes", "trace_store_bytes"})
+BYTE_KEYS = frozenset({"kv_cache_bytes", "trace_store_bytes", "profile_store_bytes"})
 LENGTH_KEYS = frozenset({"max_model_len", "max_num_batched_tokens", "long_prefill_threshold"})
-BOOLEAN_KEYS = frozenset({"strict_parameters", "no_auth", "prefix_caching", "predict_lengths"})
-TABLE_KEYS = frozenset({"tenant_weights"})
+BOOLEAN_KEYS = frozenset(
+    {"strict_parameters", "no_auth", "prefix_caching", "predict_lengths", "trace_content"}
+)
+TABLE_KEYS = frozenset({"tenant_weights", "slo"})
 AUTOMATIC_KEYS = frozenset({"dtype", "max_model_len", "kv_cache_bytes", "num_threads"})
 """`auto` means: leave it to the engine."""
 

@@ -22,3 +22,5 @@ class GatewayConfig(msgspec.Struct, frozen=True, kw_only=True):
     tls_key: str | None = None
     drain_s: float = 30.0
     log_level: str = "info"
+    log_format: str = "text"
+    """`text` or `json`."""

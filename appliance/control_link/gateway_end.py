@@ -83,7 +83,7 @@ class GatewayLink:
         try:
             sent = self._dealer.send_multipart(self._encode(body), flags=zmq.NOBLOCK)
             assert isinstance(sent, asyncio.Future)
-            sent.result()
+            _taken_at_once(sent)
         except zmq.Again:
             if not self._is_full:
                 logger.warning("the control link takes nothing: first a %s", type(body).__name__)
@@ -114,3 +114,15 @@ class GatewayLink:
                 self._on_message(body)
             case _:
                 self.counts.unknown += 1
+
+
+def _taken_at_once(sent: "asyncio.Future[object]") -> None:
+    """Take back what waits behind another send (the hello, before there is a connection).
+
+    Raises:
+        zmq.Again: it was not taken.
+    """
+    if not sent.done():
+        sent.cancel()
+        raise zmq.Again
+    sent.result()

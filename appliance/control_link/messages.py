@@ -63,6 +63,8 @@ class KeyRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """`inference`, `viewer`, `operator`, `admin`."""
     expires_at: float | None = None
     """Unix seconds."""
+    allows_content: bool = False
+    """Whether prompts and outputs of its requests may be recorded while that is switched on."""
 
 
 class Limits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -78,6 +80,22 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Longest wait for an engine that starts or wakes."""
 
 
+class SloTargets(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What the operator promised; gateways count each request as kept or broken."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+class Recording(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a gateway records of requests; counts go on whatever stands here."""
+
+    enabled: bool = True
+    """Hops and request records."""
+    content: bool = False
+    """Prompts and outputs too, of requests whose key allows it."""
+
+
 class FleetState(Body, frozen=True):
     """The whole state a gateway works from; a newer sequence number replaces it all."""
 
@@ -90,6 +108,8 @@ class FleetState(Body, frozen=True):
     draining: bool
     auth_required: bool
     adapters: tuple[AdapterRoute, ...] = ()
+    recording: Recording = Recording()
+    slo: SloTargets | None = None
 
 
 class AbortHeld(Body, frozen=True):

@@ -9,6 +9,8 @@ import resource
 import signal
 import sys
 
+from engine.core_dumps import forbid_core_dumps
+from engine.log_lines import configure_logging
 from engine.parent_death import watch_parent
 
 EXIT_CONFIG_ERROR = 78
@@ -23,6 +25,7 @@ def main() -> int:
     arguments = _parse_arguments()
     watch_parent(arguments.parent_fd)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-c reaches the whole terminal group
+    forbid_core_dumps()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     _raise_descriptor_limit()
@@ -32,13 +35,14 @@ def main() -> int:
     from appliance.gateway.config import ConfigError, read_config  # noqa: PLC0415
     from appliance.gateway.serve import serve  # noqa: PLC0415
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname).1s %(name)s: %(message)s")
+    configure_logging("gateway", None)
     try:
         config = read_config(arguments.config_fd)
     except ConfigError as error:
         logger.error("%s", error)  # noqa: TRY400
         return EXIT_CONFIG_ERROR
-    logging.getLogger().setLevel(config.log_level.upper())
+    log_format = "json" if config.log_format == "json" else "text"
+    configure_logging(config.name, config.epoch, config.log_level, log_format)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # junk is answered, not logged
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -59,7 +59,9 @@ class DataPlaneApp:
         plane.ledger.answered(route_label(scope["path"]), context.status)
         journey = journey_of(scope, context)
         if journey is not None:
-            plane.ledger.close(journey)
+            verdict = plane.ledger.close(journey)
+            journey.gateway_busy_ns = plane.lag.since_ns(context.received_ns)
+            journey.slo_ttft_ok, journey.slo_tpot_ok = verdict.ttft, verdict.tpot
             if context.authenticated_ns is not None:
                 # strangers are counted, but may not push others' requests out of the lists
                 plane.records.finished(journey)

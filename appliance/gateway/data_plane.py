@@ -16,6 +16,7 @@ from appliance.gateway.model_texts import TextRegistry
 from appliance.gateway.openai.errors import ApiError
 from appliance.gateway.records import RecordBuffer
 from appliance.gateway.supervision import Interrupt
+from appliance.telemetry.loop_lag import LoopLag
 from engine.client.async_mp import AsyncMPClient
 
 DRAIN_RETRY_AFTER_S = 5.0
@@ -62,6 +63,8 @@ class DataPlane:
     """By the 24 hex digits of the id."""
     is_stopping: bool = False
     """This process is about to end."""
+    lag: LoopLag = field(default_factory=LoopLag)
+    """How late the timers of this gateway's loop fire."""
     idle: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while no request is live."""
 
@@ -98,6 +101,8 @@ class DataPlane:
         self.admission.set_limits(
             limits.max_queued, limits.requests_per_minute, limits.tokens_per_minute
         )
+        self.ledger.targets = state.slo
+        self.records.enabled = self.client.records_hops = state.recording.enabled
         self.fleet.apply(state)
 
     def epoch_of(self, engine_id: str) -> int | None:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from appliance.control_link.messages import EngineRoute
 from appliance.gateway.data_plane import DataPlane
-from appliance.gateway.fleet import Asleep, Decision, Dispatch, Hold, Unavailable
+from appliance.gateway.fleet import READY, Asleep, Decision, Dispatch, Hold, Unavailable
 from appliance.gateway.journey import Journey
 from appliance.gateway.openai.errors import ApiError, model_not_found
 from engine.client.balance import prefix_hashes
@@ -21,6 +21,10 @@ MIN_ENGINES = 2
 LOOK_AGAIN_S = 0.5
 """A held request looks at the fleet this often even when the supervisor says nothing."""
 UNKNOWN_RETRY_AFTER_S = 30.0
+UNCLEAR = "unclear"
+"""It takes nothing: what for shows in its next state."""
+HELD_FOR = {"waking": "waking", "draining": UNCLEAR, "backoff": "backoff"}
+"""By the state of the engine that is waited for."""
 
 
 class Dispatcher:
@@ -81,8 +85,20 @@ class Dispatcher:
         remaining_s = (deadline_ns - now_ns()) / 1e9
         if remaining_s <= 0:
             raise not_in_time(decision)
-        with held(self._journey):
+        with held(self._journey, self._held_for(decision)):
             await self._plane.fleet.wait_change(min(remaining_s, LOOK_AGAIN_S))
+
+    def _held_for(self, decision: Decision) -> str:
+        """Say what a request waits for, in the words of `RequestRecord.held_for`."""
+        route = decision.route
+        if isinstance(decision, Asleep) or route is None:
+            return "asleep"
+        if route.state != READY:
+            return HELD_FOR.get(route.state, "starting")
+        adapter = self._plane.fleet.adapter(self._journey.model or "")
+        if adapter is not None and adapter.name not in route.adapters:
+            return "adapter"
+        return "backoff" if self._plane.fleet.is_dead(route) else "asleep"
 
     def _prefix_of(self, request: AddRequest) -> tuple[bytes, ...]:
         """Return what engines may know of the prompt; nothing when there is no choice."""
@@ -115,17 +131,19 @@ class Dispatcher:
 
     async def _wait_reachable(self, route: EngineRoute) -> None:
         """Its socket is not there yet, or its queue is full."""
-        with held(self._journey):
+        with held(self._journey, UNCLEAR):
             if await self._plane.client.wait_reachable(route.engine_id, REACHABLE_TIMEOUT_S):
                 return
             await self._plane.fleet.wait_change(LOOK_AGAIN_S)
 
 
 @contextmanager
-def held(journey: Journey) -> Generator[None]:
-    """Count the time inside as held."""
+def held(journey: Journey, reason: str) -> Generator[None]:
+    """Count the time inside as held; the first reason that says something is kept."""
     start_ns = now_ns()
     journey.is_held = True
+    if journey.held_for in (None, UNCLEAR):
+        journey.held_for = reason
     try:
         yield
     finally:

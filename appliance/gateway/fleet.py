@@ -139,6 +139,10 @@ class Fleet:
         """This incarnation died; send it nothing, whatever an older state says."""
         self._dead.add((engine_id, epoch))
 
+    def is_dead(self, route: EngineRoute) -> bool:
+        """Whether this incarnation was marked as dead since the supervisor's last word."""
+        return (route.engine_id, route.epoch) in self._dead
+
     def mark_asleep(self, engine_id: str, epoch: int) -> None:
         """This incarnation refused a request; leave it alone until the next state, or a while."""
         self._asleep_until_ns[engine_id, epoch] = now_ns() + REFUSED_FOR_NS

@@ -107,6 +107,7 @@ class ChoiceRun:
         self._deaths = 0
         self._sends = 0
         self._answer = self._new_answer()
+        self._gaps = plane.ledger.gaps(journey)
 
     # ------------------------------------------------------------ life
 
@@ -238,6 +239,7 @@ class ChoiceRun:
     def _count(self, num_tokens: int, finish_reason: str | None, start_ns: int) -> None:
         journey, state = self._journey, self._state
         state.completion_tokens += num_tokens
+        self._gaps.note(num_tokens)
         state.finish_reason = finish_reason
         journey.last_token_ns = start_ns
         journey.detokenize_ns += now_ns() - start_ns
@@ -267,6 +269,7 @@ class ChoiceRun:
         self._plane.ledger.requeued()
         self._state.completion_tokens = self._state.cached_tokens = 0
         self._answer = self._new_answer()
+        self._gaps.restart()
         self._sink.restart(self._state.index)
 
     def abort(self, reason: AbortReason) -> None:
@@ -288,6 +291,7 @@ class ChoiceRun:
     def _release(self) -> None:
         if self._collector is not None:
             self._plane.fleet.load[self._collector.engine_id] -= 1
+            self._journey.note_collected(self._collector)
             self._collector = None
 
     def _leave_waiting_room(self) -> None:

@@ -1,16 +1,20 @@
 """What one generating request went through, written down as it happens; becomes its record."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from starlette.types import Scope
 
 from appliance.gateway.openai.parameters import Parameters
 from appliance.gateway.request_context import RequestContext
 from appliance.telemetry.records import ChoiceRecord, LiveTokens, Outcome, RequestRecord
+from engine.client.collector import RequestOutputCollector
 from engine.clock import now_ns
 from engine.wire.header import TraceContext
 from engine.wire.messages import Timeline
+
+if TYPE_CHECKING:
+    from appliance.gateway.content import Content
 
 JOURNEY_KEY = "quarterdeck.journey"
 ENDED_BY_SOMEBODY = frozenset({"client_disconnected", "request_aborted", "engine_asleep"})
@@ -19,6 +23,9 @@ ENDED_BY_SOMEBODY = frozenset({"client_disconnected", "request_aborted", "engine
 QUOTES_INPUT = frozenset({"invalid_prompt", "invalid_grammar"})
 """Codes whose message may quote the chat (the template's words) or the schema (the compiler's): it
 stays out of records."""
+
+TRIVIAL_SEND_NS = 1_000_000
+"""A `send` takes so long without anybody holding it up."""
 
 GENERATING: dict[str, str] = {
     "/v1/chat/completions": "chat",
@@ -77,16 +84,28 @@ class Journey:
     chat: TraceContext | None = None
     """Context of the `chat {model}` span, parent of what the engine did."""
     held_ns: int = 0
+    held_for: str | None = None
+    """What it waited for first; see `RequestRecord.held_for`."""
     first_token_ns: int | None = None
     first_frame_ns: int | None = None
     last_token_ns: int | None = None
     detokenize_ns: int = 0
+    send_blocked_ns: int = 0
+    collected_ns: int = 0
+    max_collected_ns: int = 0
+    reply_transit_ns: int = 0
+    outputs: int = 0
+    gateway_busy_ns: int = 0
+    slo_ttft_ok: bool | None = None
+    slo_tpot_ok: bool | None = None
     frames: int = 0
     requeues: int = 0
     is_held: bool = False
     is_complete: bool = False
     """All choices finished and the whole answer was handed to the socket."""
     choices: list[ChoiceState] = field(default_factory=list)
+    content: "Content | None" = None
+    """Prompt and output, only where they may be kept; see `appliance.gateway.content`."""
 
     @property
     def completion_tokens(self) -> int:
@@ -125,6 +144,19 @@ class Journey:
         elif self.first_token_ns is not None:
             state = "decode"
         return LiveTokens(self.context.request_id, self.completion_tokens, state)
+
+    def note_sent(self, start_ns: int) -> None:
+        """A `send` of the answer that began at `start_ns` has returned, or was given up."""
+        took_ns = now_ns() - start_ns
+        if took_ns > TRIVIAL_SEND_NS:
+            self.send_blocked_ns += took_ns - TRIVIAL_SEND_NS
+
+    def note_collected(self, collector: RequestOutputCollector) -> None:
+        """Nothing more is read from a collector: keep what it has seen."""
+        self.outputs += collector.taken
+        self.collected_ns += collector.waited_ns
+        self.max_collected_ns = max(self.max_collected_ns, collector.max_waited_ns)
+        self.reply_transit_ns += collector.transit_ns
 
     def record(self, gateway: str, gateway_epoch: int) -> RequestRecord:
         """Return the record of an ended request."""
@@ -169,6 +201,17 @@ class Journey:
             choices=tuple(choice.record() for choice in self.choices),
             client_request_id=context.client_request_id,
             base_model=self.base_model,
+            held_for=self.held_for,
+            send_blocked_ns=self.send_blocked_ns,
+            collected_ns=self.collected_ns,
+            max_collected_ns=self.max_collected_ns,
+            reply_transit_ns=self.reply_transit_ns,
+            gateway_busy_ns=self.gateway_busy_ns,
+            outputs=self.outputs,
+            slo_ttft_ok=self.slo_ttft_ok,
+            slo_tpot_ok=self.slo_tpot_ok,
+            input_content=self.content.prompt if self.content else None,
+            output_content=self.content.output if self.content else None,
         )
 
 

@@ -1,11 +1,17 @@
 """The accounts of requests: received = rejected + accepted, accepted = ended + running, always.
 
-Both sides of each equation move in the same turn of the loop, so every snapshot closes.
+Both sides of each equation move in the same turn of the loop, so every snapshot closes; and what
+ended is booked by key and by model in that turn too, so that these sums are the same.
 """
 
 from itertools import pairwise
+from typing import Final
 
-from appliance.gateway.journey import Journey
+from appliance.control_link.messages import SloTargets
+from appliance.gateway.journey import GENERATING, Journey
+from appliance.gateway.phase_times import phase_times
+from appliance.gateway.promises import Verdict, judge, tpot_ns, ttft_ns
+from appliance.gateway.token_gaps import TokenGaps
 from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
 from appliance.telemetry.records import Outcome
@@ -13,7 +19,13 @@ from engine.wire.messages import Timeline
 from engine.wire.sockets import MessageCounts
 
 NS_PER_S = 1e9
-UNKNOWN_MODEL = "other"
+OTHER = "other"
+"""A model that is not ours, or one key too many."""
+LOCAL = "local"
+ANONYMOUS = "anonymous"
+MAX_KEYS: Final = 100
+"""Keys that have accounts of their own; the others share one."""
+PROMISES: Final = ("availability", "ttft", "tpot")
 
 
 class Ledger:
@@ -22,8 +34,12 @@ class Ledger:
     def __init__(self, accounts: Accounts, process: str) -> None:
         self.version = 0
         """Grows with every booking."""
+        self.targets: SloTargets | None = None
+        """What is promised; None: the supervisor has not said yet."""
         self._accounts = accounts
         self._process = process
+        self._keys: set[str] = set()
+        self._begin_at_zero()
 
     def accept(self, journey: Journey) -> None:
         """The request passed validation and admission; it runs until `close`."""
@@ -33,18 +49,23 @@ class Ledger:
         self._accounts.inc(names.REQUESTS_ACCEPTED, (journey.route,))
         self._accounts.inc(names.REQUESTS_RUNNING, (journey.route,))
 
-    def close(self, journey: Journey) -> None:
-        """The request ended, accepted or not; called exactly once."""
+    def close(self, journey: Journey) -> Verdict:
+        """The request ended, accepted or not; called exactly once. Returns how it was judged."""
         self.version += 1
-        if not journey.context.was_accepted:
-            error = journey.context.error
-            code = error.code if error else "internal_error"
-            self._accounts.inc(names.REQUESTS_RECEIVED, (journey.route,))
-            self._accounts.inc(names.REQUESTS_REJECTED, (journey.route, code))
-            return
-        self._accounts.inc(names.REQUESTS_RUNNING, (journey.route,), -1)
-        self._accounts.inc(names.REQUESTS_ENDED, (journey.route, journey.outcome.value))
-        self._book_tokens_and_times(journey)
+        self._book_end(journey)
+        self._book_shares(journey)
+        if journey.context.was_accepted:
+            self._book_tokens(journey)
+            self._book_times(journey)
+        verdict = judge(journey, self.targets)
+        for promise, kept in zip(PROMISES, verdict, strict=True):
+            if kept is not None:
+                self._accounts.inc(names.SLO_EVENTS, (promise, "good" if kept else "bad"))
+        return verdict
+
+    def gaps(self, journey: Journey) -> TokenGaps:
+        """Return where the times between the tokens of one choice are noted."""
+        return TokenGaps(self._accounts.histogram(names.ITL, (_base_model(journey),)))
 
     def requeued(self) -> None:
         """A choice was sent again because its engine died."""
@@ -73,26 +94,67 @@ class Ledger:
         self._accounts.set(names.MESSAGES_UNDECODABLE, process, undecodable)
         self._accounts.set(names.RECORDS_DROPPED, (self._process, "gateway"), records_dropped)
 
-    def _book_tokens_and_times(self, journey: Journey) -> None:
-        model = journey.base_model or journey.model or UNKNOWN_MODEL
-        accounts, received_ns = self._accounts, journey.context.received_ns
-        accounts.inc(names.PROMPT_TOKENS, (model,), journey.prompt_tokens)
-        accounts.inc(names.COMPLETION_TOKENS, (model,), journey.completion_tokens)
-        ended_ns = journey.context.ended_ns or received_ns
-        duration_s = (ended_ns - received_ns) / NS_PER_S
-        accounts.observe(names.E2E, duration_s, (model, journey.outcome.value))
-        if journey.first_token_ns is not None:
-            ttft_s = (journey.first_token_ns - received_ns) / NS_PER_S
-            accounts.observe(names.TTFT, ttft_s, (model,))
-            self._book_token_time(journey, model, duration_s - ttft_s)
+    # ------------------------------------------------------------ bookings
+
+    def _begin_at_zero(self) -> None:
+        """Show the series that alerts are made of before anything happens: a rate needs a start."""
+        for route in GENERATING:
+            for metric in (
+                names.REQUESTS_RECEIVED,
+                names.REQUESTS_ACCEPTED,
+                names.REQUESTS_RUNNING,
+            ):
+                self._accounts.set(metric, (route,), 0)
+            for outcome in Outcome:
+                if outcome is not Outcome.REJECTED:
+                    self._accounts.set(names.REQUESTS_ENDED, (route, outcome.value), 0)
+        for promise in PROMISES:
+            for verdict in ("good", "bad"):
+                self._accounts.set(names.SLO_EVENTS, (promise, verdict), 0)
+
+    def _book_end(self, journey: Journey) -> None:
+        accounts, route = self._accounts, journey.route
+        if journey.context.was_accepted:
+            accounts.inc(names.REQUESTS_RUNNING, (route,), -1)
+            accounts.inc(names.REQUESTS_ENDED, (route, journey.outcome.value))
+            return
+        error = journey.context.error
+        accounts.inc(names.REQUESTS_RECEIVED, (route,))
+        accounts.inc(names.REQUESTS_REJECTED, (route, error.code if error else "internal_error"))
+
+    def _book_shares(self, journey: Journey) -> None:
+        """Book the end by key and by model: all ends, so that both sum up to the totals."""
+        key, model, outcome = self._key(journey), journey.model or OTHER, journey.outcome.value
+        self._accounts.inc(names.KEY_REQUESTS, (key, outcome))
+        self._accounts.inc(names.MODEL_REQUESTS, (model, outcome))
+
+    def _book_tokens(self, journey: Journey) -> None:
+        accounts, key = self._accounts, self._key(journey)
+        model = (_base_model(journey),)
+        accounts.observe(names.REQUEST_PROMPT_TOKENS, journey.prompt_tokens, model)
+        accounts.observe(names.REQUEST_COMPLETION_TOKENS, journey.completion_tokens, model)
+        for metric, kind, tokens in (
+            (names.PROMPT_TOKENS, "prompt", journey.prompt_tokens),
+            (names.CACHED_PROMPT_TOKENS, "cached", journey.cached_tokens),
+            (names.COMPLETION_TOKENS, "completion", journey.completion_tokens),
+        ):
+            accounts.inc(metric, model, tokens)
+            accounts.inc(names.KEY_TOKENS, (key, kind), tokens)
+
+    def _book_times(self, journey: Journey) -> None:
+        accounts, model = self._accounts, _base_model(journey)
+        received_ns = journey.context.received_ns
+        duration_ns = (journey.context.ended_ns or received_ns) - received_ns
+        accounts.observe(names.E2E, duration_ns / NS_PER_S, (model, journey.outcome.value))
+        for metric, value_ns in ((names.TTFT, ttft_ns(journey)), (names.TPOT, tpot_ns(journey))):
+            if value_ns is not None:
+                accounts.observe(metric, value_ns / NS_PER_S, (model,))
+        for phase, took_ns in phase_times(journey):
+            accounts.observe(names.PHASE_SECONDS, took_ns / NS_PER_S, (phase,))
+        accounts.inc(names.SEND_BLOCKED, (), journey.send_blocked_ns / NS_PER_S)
         for choice in journey.choices:
             if choice.timeline is not None:
                 self._book_stages(choice.timeline, model)
-
-    def _book_token_time(self, journey: Journey, model: str, generating_s: float) -> None:
-        longest = max(choice.completion_tokens for choice in journey.choices)
-        if journey.outcome is Outcome.FINISHED and longest > 1:
-            self._accounts.observe(names.TPOT, generating_s / (longest - 1), (model,))
 
     def _book_stages(self, timeline: Timeline, model: str) -> None:
         stamps = (
@@ -105,3 +167,17 @@ class Ledger:
         for stage, (start_ns, end_ns) in zip(stages, pairwise(stamps), strict=True):
             if start_ns is not None and end_ns is not None:
                 self._accounts.observe(stage, (end_ns - start_ns) / NS_PER_S, (model,))
+
+    def _key(self, journey: Journey) -> str:
+        """Return the label of who asked: a key's id while there are few, never a secret."""
+        context = journey.context
+        if context.key is None:
+            return LOCAL if context.is_local else ANONYMOUS
+        key_id = context.key.key_id
+        if key_id not in self._keys and len(self._keys) < MAX_KEYS:
+            self._keys.add(key_id)
+        return key_id if key_id in self._keys else OTHER
+
+
+def _base_model(journey: Journey) -> str:
+    return journey.base_model or journey.model or OTHER

@@ -32,9 +32,15 @@ class RecordBuffer:
         self._first_tokens: list[RequestFirstToken] = []
         self._finished: list[RequestRecord] = []
         self._hops: list[HopRecord] = []
+        self.enabled = True
+        """False: hops and ended requests are not recorded; the live table goes on."""
         self.dropped = 0
         self.announced = asyncio.Event()
         """Set when a request was accepted: the hub must know it before this process may die."""
+
+    def __len__(self) -> int:
+        kinds = (self._accepted, self._first_tokens, self._finished, self._hops)
+        return sum(len(kind) for kind in kinds)
 
     def accepted(self, journey: Journey) -> None:
         """A request became a row of the live table."""
@@ -67,11 +73,13 @@ class RecordBuffer:
 
     def finished(self, journey: Journey) -> None:
         """A request ended, accepted or not."""
-        self._add(self._finished, journey.record(self._gateway, self._epoch))
+        if self.enabled:
+            self._add(self._finished, journey.record(self._gateway, self._epoch))
 
     def hop(self, hop: HopRecord) -> None:
         """This process's half of a hop."""
-        self._add(self._hops, hop)
+        if self.enabled:
+            self._add(self._hops, hop)
 
     def take(self) -> GatewayRecords | None:
         """Return the next batch and forget it; None when there is nothing."""

@@ -10,8 +10,11 @@ from typing import Final
 from appliance.control_link.gateway_end import GatewayLink
 from appliance.control_link.messages import GatewayAccounts, GatewayStopped
 from appliance.gateway.data_plane import DataPlane
+from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
+from appliance.telemetry.process_accounts import book_figures
 from appliance.telemetry.records import LiveTokens
+from engine.process_figures import FigureReader
 
 INTERVAL_S: Final = 0.1
 GATHER_S: Final = 0.005
@@ -30,6 +33,7 @@ class Reporter:
         self._name = name
         self._last: tuple[int, tuple[LiveTokens, ...]] | None = None
         self._silent_s = 0.0
+        self._figures = FigureReader()
 
     async def run(self) -> None:
         """Report until cancelled."""
@@ -87,4 +91,6 @@ class Reporter:
         plane.ledger.messages(
             plane.client.counts, self._link.counts, records_dropped=plane.records.dropped
         )
+        book_figures(self._accounts, self._name, self._figures.read())
+        self._accounts.set(names.QUEUE_DEPTH, (self._name, "records"), len(plane.records))
         self._link.send(GatewayAccounts(snapshot=self._accounts.snapshot(), live=live))

@@ -15,6 +15,7 @@ from appliance.control_link.messages import KeyRecord
 from appliance.gateway.admission import RateStatus
 from appliance.gateway.openai.errors import ApiError, Headers
 from engine.clock import now_ns
+from engine.log_lines import about
 from engine.wire.header import TraceContext, new_context, new_span_id, parse_traceparent
 
 logger = logging.getLogger(__name__)
@@ -132,7 +133,8 @@ class RequestContextMiddleware:
         scope[CONTEXT_KEY] = context
         answer = _Answer(context, send)
         try:
-            await self._serve(scope, receive, answer)
+            with about(context.request_id, context.trace.trace_id):
+                await self._serve(scope, receive, answer)
         finally:
             context.ended_ns = context.ended_ns or now_ns()
             self._observe(scope, context)

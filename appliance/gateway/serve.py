@@ -32,7 +32,9 @@ from appliance.gateway.ledger import Ledger
 from appliance.gateway.openai.errors import ApiError
 from appliance.gateway.records import RecordBuffer
 from appliance.gateway.reporter import Reporter
+from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
+from appliance.telemetry.loop_lag import LoopLag
 from engine.client.async_mp import AsyncMPClient
 from engine.wire.messages import FromEngine
 
@@ -73,6 +75,7 @@ class Gateway:
             cors_origins=config.cors_origins,
             timing=timing or Timing(),
         )
+        self.plane.lag = LoopLag(self.accounts.histogram(names.LOOP_LAG, (config.name,)))
         self._reporter = Reporter(self.plane, self.link, self.accounts, config.name)
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -87,6 +90,7 @@ class Gateway:
             pid=self._pid,
         )
         servers = self._servers()  # raises before anything runs
+        self.plane.lag.start()
         async with asyncio.TaskGroup() as tasks:
             serving = [tasks.create_task(server.serve(sockets=[s])) for server, s in servers]
             helpers = [
@@ -103,6 +107,7 @@ class Gateway:
             self._reporter.stop()
             for task in helpers:
                 task.cancel()
+        self.plane.lag.stop()
         self.plane.client.close()
         self.link.close()
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+STATE_FILE = "state.sqlite3"
+
 _KEYS = """
 CREATE TABLE keys (
     id TEXT PRIMARY KEY,
@@ -41,10 +43,23 @@ CREATE TABLE adapters (
 )
 """
 
+_KEY_CONTENT = """
+ALTER TABLE keys ADD COLUMN allows_content INTEGER NOT NULL DEFAULT 0
+    CHECK (allows_content IN (0, 1))
+"""
+_AUDIT_HEAD = """
+CREATE TABLE audit_head (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    seq INTEGER NOT NULL,
+    hash TEXT NOT NULL
+)
+"""
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
     (_KEYS,),
     (_EPOCHS, _ENGINES),
     (_ADAPTERS,),
+    (_KEY_CONTENT, _AUDIT_HEAD),
 )
 """Index i brings version i to version i + 1."""
 

@@ -130,7 +130,7 @@ class EngineVerbs:
     def note_change(self, engine: ManagedEngine) -> None:
         """Show the engine's progress in its running operation."""
         operation = self._registry.running(engine.engine_id)
-        if operation is not None and not operation.kind.startswith("lora."):
+        if operation is not None and not operation.kind.startswith(("lora.", "profile")):
             life = engine.life
             self._registry.update(operation.id, phase=life.phase, progress=progress_of(life))
 

@@ -20,22 +20,27 @@ from appliance.control_link.messages import (
     GatewayStopped,
     KeyRecord,
     Limits,
+    SloTargets,
     WakeEngine,
 )
 from appliance.control_link.supervisor_end import SupervisorLink
 from appliance.supervisor.adapters import Adapters
 from appliance.supervisor.admin.schemas import EngineRow
 from appliance.supervisor.desired_state import StateDatabase
+from appliance.supervisor.flight_texts import Crash
 from appliance.supervisor.health import HealthLimits
 from appliance.supervisor.journal_texts import engine_text, gateway_text
 from appliance.supervisor.launcher.launcher import Launcher
 from appliance.supervisor.lifecycle import EngineState, Intent
 from appliance.supervisor.managed_engine import EngineHooks, EnginePlan, ManagedEngine
 from appliance.supervisor.managed_gateway import GatewayHooks, GatewayPlan, ManagedGateway
+from appliance.supervisor.recording import RecordingSwitch
 from appliance.supervisor.rows import engine_route, engine_row
 from appliance.telemetry.hub import Hub
 from engine.client.async_mp import AsyncMPClient
 from engine.client.core_client import EngineClientError
+from engine.clock import now_ns
+from engine.config import EngineConfig
 from engine.wire.header import new_context
 from engine.wire.hops import HopRecord
 from engine.wire.messages import (
@@ -93,6 +98,9 @@ class FleetPlan:
     auth_required: bool
     adapter_roots: Sequence[Path] = ()
     """Directories that LoRA adapters may be loaded from."""
+    slo: SloTargets | None = None
+    """What is promised to clients."""
+    profile_store_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,9 @@ class FleetOrders:
     wake_for_request: Callable[[ManagedEngine, str], None]
     replay_sleep: Callable[[ManagedEngine, int], None]
     changed: Callable[[ManagedEngine, EngineRow], None]
+    configure: Callable[[EngineConfig], EngineConfig]
+    look_into: Callable[[ManagedEngine, int, str], Crash | None]
+    """An engine's epoch has ended, for this reason: return what its last steps tell."""
 
 
 class Fleet:
@@ -146,13 +157,18 @@ class Fleet:
             self.client.close()
             raise
         engine_hooks = EngineHooks(
-            self.client.expect, self._engine_died, self._engine_changed, orders.replay_sleep
+            self.client.expect,
+            self._engine_died,
+            self._engine_changed,
+            orders.replay_sleep,
+            self._configure,
         )
         self.engines = {
             engine.engine_id: ManagedEngine(engine, launcher, state, plan.health, engine_hooks)
             for engine in plan.engines
         }
         self.adapters = Adapters(state, self.engines)
+        self.recording = RecordingSwitch(self.client, self.engines, self.dirty.set)
         gateway_hooks = GatewayHooks(self.link.expect, self._gateway_died, self._gateway_changed)
         self.gateways = {
             gateway.name: ManagedGateway(gateway, launcher, state, gateway_hooks)
@@ -183,6 +199,8 @@ class Fleet:
             draining=self.is_draining,
             auth_required=self.plan.auth_required,
             adapters=self.adapters.routes(),
+            recording=self.recording.state,
+            slo=self.plan.slo,
         )
 
     def row(self, engine: ManagedEngine) -> EngineRow:
@@ -211,6 +229,12 @@ class Fleet:
 
     # ------------------------------------------------------------ engines
 
+    def _configure(self, config: EngineConfig) -> EngineConfig:
+        """A process is about to be spawned: its start is a trace from here on."""
+        with self._telemetry:
+            self._hub.engine_spawned(config.engine_id, config.epoch, now_ns(), new_context())
+        return self._orders.configure(config)
+
     def _hear_engine(self, engine_id: str, epoch: int, message: FromEngine) -> None:
         if isinstance(message, EngineReady):
             self.have_been_ready.add(engine_id)
@@ -225,9 +249,15 @@ class Fleet:
         self.client.fail_engine(engine_id, epoch, reason)
         with self._telemetry:
             self._hub.engine_died(engine_id, epoch, reason)
-        if self.engines[engine_id].life.intent is Intent.RUN:
-            logger.warning("%s (epoch %d) died: %s", engine_id, epoch, reason)
-            self.journal("engine.died", "warning", engine_id, f"died (epoch {epoch}): {reason}")
+        engine = self.engines[engine_id]
+        crash = self._orders.look_into(engine, epoch, reason)
+        if engine.life.intent is Intent.RUN:
+            where = f"; {crash.moment}" if crash is not None and crash.moment else ""
+            logger.warning("%s (epoch %d) died: %s%s", engine_id, epoch, reason, where)
+            text = f"died (epoch {epoch}): {reason}{where}"
+            self.journal("engine.died", "warning", engine_id, text)
+            if crash is not None:
+                self.journal("engine.postmortem", "warning", engine_id, crash.text)
         else:
             self.journal("engine.ended", "info", engine_id, f"ended (epoch {epoch}): {reason}")
 
@@ -256,7 +286,7 @@ class Fleet:
             case WakeEngine(engine_id=engine_id, request_id=request_id):
                 self._wake(engine_id, request_id)
             case GatewayRecords():
-                self._hub.gateway_records(message)
+                self._hub.gateway_records(message, name)
             case GatewayAccounts(live=live):
                 self.gateways[name].live_requests = len(live)
                 self._hub.gateway_accounts(message)

@@ -10,6 +10,8 @@ from appliance.supervisor.lifecycle import EngineState
 
 STEP_MULTIPLE = 20.0
 """A step may take this many times the slowest one seen before it counts as stuck."""
+PROFILE_PHASE = "profile"
+"""An engine that computes a profile's end stands still for long; it says so beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,8 @@ class HealthWatch:
 
     def _complaint_of_loop(self, silence_s: float, now_s: float) -> str | None:
         limit_s = max(self._limits.hang_s, STEP_MULTIPLE * self._slowest_step_s)
+        if self._phase == PROFILE_PHASE:
+            limit_s = max(limit_s, self._limits.transition_s)
         silent = _over(silence_s, limit_s, "no tick of its loop")
         if silent or not self._has_work:
             return silent

@@ -19,19 +19,35 @@ from appliance.config.paths import state_dir as find_state_dir
 from appliance.config.settings import Settings
 from appliance.model_store.packs import ModelStoreError
 from appliance.model_store.resolve import ResolvedModel
+from appliance.supervisor.admin.ports import Insight
 from appliance.supervisor.admin.schemas import EngineRow, SystemInfo
-from appliance.supervisor.desired_state import NewerStateError, StateDatabase, open_state
+from appliance.supervisor.audit_file import AUDIT_FILE
+from appliance.supervisor.audit_log import AuditLog
+from appliance.supervisor.desired_state import (
+    STATE_FILE,
+    NewerStateError,
+    StateDatabase,
+    open_state,
+)
 from appliance.supervisor.key_store import KeyRing
 from appliance.supervisor.launcher.identity import identity_of
 from appliance.supervisor.launcher.local import LocalLauncher
 from appliance.supervisor.listeners import Listeners, bind_unix
+from appliance.supervisor.log_book import LogBook
+from appliance.supervisor.log_file import LOG_DIRECTORY
 from appliance.supervisor.plans import plan_fleet, resolve_models
 from appliance.supervisor.run_directory import InstanceError, RunDirectory, StateLock
 from appliance.supervisor.shutdown import Shutdown
 from appliance.supervisor.start_card import StartFacts, start_card
 from appliance.supervisor.start_progress import StartProgress
 from appliance.supervisor.supervisor import Supervisor
+from appliance.telemetry import names
 from appliance.telemetry.hub import Hub, HubConfig
+from appliance.telemetry.journal import Severity
+from appliance.telemetry.parts import SUPERVISOR
+from engine.core_dumps import forbid_core_dumps
+from engine.log_lines import configure_logging, redact
+from engine.redaction import known_secrets
 from engine.wire.addresses import check_run_dir
 
 if TYPE_CHECKING:
@@ -39,8 +55,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "state.sqlite3"
 TRACES_FILE = "traces.sqlite3"
+SLO_FILE = "slo.db"
 FAILED = 1
 USAGE = 2
 """The model that was asked for is none."""
@@ -51,7 +67,9 @@ _REFUSALS = (BadKeyError, ModelStoreError, NewerStateError, InstanceError)
 
 def run_instance(settings: Settings, listeners: Listeners, executable: Path | None) -> int:
     """Run on sockets that listen already; return the exit code."""
-    _log_to_stderr(settings.log_level)
+    forbid_core_dumps()
+    _log_to_stderr(settings)
+    redact.learn(known_secrets(os.environ, [settings.otlp_endpoint]))
     try:
         _check_certificate(settings)
         models = resolve_models(settings)
@@ -65,6 +83,8 @@ def run_instance(settings: Settings, listeners: Listeners, executable: Path | No
                 state = open_state(directory / STATE_FILE)
                 stack.callback(state.close)
                 instance = Instance(settings, listeners, models, directory, run, state)
+                stack.callback(_log_to_stderr, settings)
+                stack.callback(instance.close)
             instance.introduce(executable)
             return asyncio.run(instance.run())
     except _REFUSALS as error:
@@ -100,6 +120,9 @@ class Instance:
         self._directory = directory
         self._run = run
         self._state = state
+        self._logs = LogBook(directory / LOG_DIRECTORY, settings.log_format)
+        self._logs.handle_own(SUPERVISOR, None, settings.log_level)
+        self._audit = AuditLog(directory / AUDIT_FILE, directory / STATE_FILE)
         self._keys = KeyRing.open(state.connection, settings)
         listeners.data_unix = bind_unix(run.data_socket)
         listeners.admin_unix = bind_unix(run.admin_socket)
@@ -134,22 +157,58 @@ class Instance:
         shutdown = Shutdown(self._settings.drain_s)
         with shutdown.signals():
             hub = Hub(self._hub_config())
-            launcher = LocalLauncher(_forward_line, on_spawn=self._run.note_child)
+            self._count_by(hub)
+            launcher = LocalLauncher(self._logs.take, self._run.note_child, self._logs.started)
             supervisor = Supervisor(
                 self._plan, self._state, self._keys, hub, launcher=launcher, system=self._system()
             )
             supervisor.on_progress = lambda row: self._show(supervisor, row)
             async with asyncio.TaskGroup() as tasks:
                 ending = tasks.create_task(shutdown.run(supervisor))
+                books = [tasks.create_task(book.run()) for book in (self._logs, self._audit)]
                 tasks.create_task(self._serve_control_plane(supervisor, hub))
                 await supervisor.run()
-                ending.cancel()
+                for task in (ending, *books):
+                    task.cancel()
         return 0
+
+    def close(self) -> None:
+        """Write the last lines of the logs."""
+        self._audit.close()
+        self._logs.close()
+
+    def _count_by(self, hub: Hub) -> None:
+        """Let the hub count what the logs take and lose."""
+        self._logs.on_lines = lambda process, level, lines: hub.count(
+            names.LOG_LINES, (process, level), lines
+        )
+        self._logs.on_lost = lambda lines: hub.count(
+            names.RECORDS_DROPPED, (SUPERVISOR, "log"), lines
+        )
+        self._audit.on_entries = lambda outcome, entries: hub.count(
+            names.AUDIT_ENTRIES, (outcome,), entries
+        )
+        self._audit.on_failing = lambda fails: hub.journal(*_audit_news(fails=fails))
+
+    def _insight(self, supervisor: Supervisor, hub: Hub) -> Insight:
+        return Insight(
+            logs=self._logs,
+            audit=self._audit,
+            diagnostics=supervisor.diagnostics,
+            count_answer=lambda route, status: hub.count(
+                names.ADMIN_RESPONSES, (route, str(status))
+            ),
+        )
 
     async def _serve_control_plane(self, supervisor: Supervisor, hub: Hub) -> None:
         """Import the web framework only now, beside the loop: the children start meanwhile."""
         server = await asyncio.to_thread(
-            _control_plane, supervisor, hub, self._keys, self._settings
+            _control_plane,
+            supervisor,
+            hub,
+            self._keys,
+            self._settings,
+            self._insight(supervisor, hub),
         )
         assert self._listeners.admin_unix is not None
         async with asyncio.TaskGroup() as tasks:
@@ -172,9 +231,14 @@ class Instance:
             trace_store_bytes=settings.trace_store_bytes,
             trace_store_hours=settings.trace_store_hours,
             otlp_endpoint=settings.otlp_endpoint,
+            otlp_protocol=settings.otlp_protocol,
             trace_ratio=settings.trace_ratio,
+            slowest_per_minute=settings.trace_slowest_per_minute,
+            content=settings.trace_content,
             version=version("quarterdeck"),
             instance=self._run.path.name,
+            slo=settings.slo,
+            slo_db_path=self._directory / SLO_FILE,
         )
 
     def _system(self) -> SystemInfo:
@@ -199,13 +263,13 @@ class Instance:
 
 
 def _control_plane(
-    supervisor: Supervisor, hub: Hub, keys: KeyRing, settings: Settings
+    supervisor: Supervisor, hub: Hub, keys: KeyRing, settings: Settings, insight: Insight
 ) -> "AdminServer":
     from appliance.supervisor.admin.app import create_admin_apps  # noqa: PLC0415 - heavy
     from appliance.supervisor.admin_server import AdminServer  # noqa: PLC0415 - heavy
 
     tcp_app, unix_app = create_admin_apps(
-        supervisor, hub, keys, settings.cors_origin, settings.allowed_host
+        supervisor, hub, keys, insight, settings.cors_origin, settings.allowed_host
     )
     return AdminServer(tcp_app, unix_app, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
 
@@ -221,18 +285,17 @@ def _check_certificate(settings: Settings) -> None:
         raise InstanceError(f"cannot use {settings.tls_cert} with its key: {error}") from error
 
 
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def _log_to_stderr(settings: Settings) -> None:
+    """Log without the book: before it is open, and after it is closed."""
+    configure_logging(SUPERVISOR, None, settings.log_level, settings.log_format)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
-def _forward_line(name: str, line: str) -> None:
-    """Show what a child wrote."""
-    with contextlib.suppress(OSError):  # nobody reads our output any more
-        sys.stderr.write(f"{name}: {line}\n")
-        sys.stderr.flush()
+def _audit_news(*, fails: bool) -> tuple[str, Severity, str, str]:
+    """Return the journal's event when audit entries begin to be lost, and when that is over."""
+    if fails:
+        return ("audit.lost", "error", SUPERVISOR, "audit entries cannot be written; calls go on")
+    return ("audit.works", "info", SUPERVISOR, "audit entries are written again")
 
 
 def _say(text: str) -> None:

@@ -16,6 +16,7 @@ from appliance.config.settings import Settings
 from appliance.control_link.messages import KeyRecord
 from appliance.supervisor.admin.ports import ConflictError, NotFoundError
 from appliance.supervisor.admin.schemas import CreatedKey, CreateKey, KeyRow, Scope
+from engine.log_lines import redact
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ _ID_BYTES = 5
 _SECRET_BYTES = 24
 """192 bits: guessing is hopeless, so one fast digest is enough and no salt is needed."""
 
-_COLUMNS = "id, name, sha256, scope, created_at, expires_at, revoked_at"
+_COLUMNS = "id, name, sha256, scope, created_at, expires_at, revoked_at, allows_content"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class _Key:
     expires_at: float | None = None
     revoked_at: float | None = None
     source: Literal["store", "configuration"] = "store"
+    allows_content: bool = False
+    """Only minted keys can allow it: whoever makes one decides it for that key alone."""
 
     def is_active(self, now: float) -> bool:
         return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
@@ -53,6 +56,7 @@ class _Key:
             expires_at=None if self.expires_at is None else _moment(self.expires_at),
             revoked_at=None if self.revoked_at is None else _moment(self.revoked_at),
             source=self.source,
+            allows_content=self.allows_content,
         )
 
 
@@ -115,6 +119,7 @@ class KeyRing:
                 sha256=key.sha256.hex(),
                 scope=key.scope,
                 expires_at=key.expires_at,
+                allows_content=key.allows_content,
             )
             for key in self._keys.values()
             if key.is_active(now)
@@ -132,6 +137,7 @@ class KeyRing:
             scope=body.scope,
             created_at=now,
             expires_at=None if body.expires_in_s is None else now + body.expires_in_s,
+            allows_content=body.allows_content,
         )
         self._insert(key)
         self._changed(key)
@@ -166,11 +172,19 @@ class KeyRing:
         return key.row()
 
     def _insert(self, key: _Key) -> None:
-        row = (key.id, key.name, key.sha256.hex(), key.scope, key.created_at, key.expires_at)
+        row = (
+            key.id,
+            key.name,
+            key.sha256.hex(),
+            key.scope,
+            key.created_at,
+            key.expires_at,
+            key.allows_content,
+        )
         with self._connection:
             self._connection.execute(
-                "INSERT INTO keys (id, name, sha256, scope, created_at, expires_at)"
-                " VALUES (?, ?, ?, ?, ?, ?)",
+                "INSERT INTO keys (id, name, sha256, scope, created_at, expires_at, allows_content)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
 
@@ -190,7 +204,7 @@ class KeyRing:
 
 def _stored(connection: sqlite3.Connection) -> Iterator[_Key]:
     for row in connection.execute(f"SELECT {_COLUMNS} FROM keys"):  # noqa: S608 (a constant)
-        key_id, name, sha256, scope, created_at, expires_at, revoked_at = row
+        key_id, name, sha256, scope, created_at, expires_at, revoked_at, allows_content = row
         yield _Key(
             id=key_id,
             name=name,
@@ -199,6 +213,7 @@ def _stored(connection: sqlite3.Connection) -> Iterator[_Key]:
             created_at=created_at,
             expires_at=expires_at,
             revoked_at=revoked_at,
+            allows_content=bool(allows_content),
         )
 
 
@@ -211,6 +226,7 @@ def _configured(settings: Settings) -> list[_Key]:
     now, keys = _now(), dict[bytes, _Key]()
     for scope, given, path in sources:
         for secret in (*given, *(read_keys(path) if path is not None else ())):
+            redact.learn([secret])
             digest = hashlib.sha256(secret.encode()).digest()
             known = keys.setdefault(
                 digest,

@@ -53,6 +53,8 @@ from engine.wire.messages import (
 logger = logging.getLogger(__name__)
 
 TAIL_LINES = 5
+LAST_LINES = 60
+"""Kept of a process that has ended: a dump of all its stacks fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class EngineHooks:
     """Its lifecycle has another value."""
     replay_sleep: Callable[["ManagedEngine", int], None]
     """It should sleep at this level by desired state."""
+    configure: Callable[[EngineConfig], EngineConfig]
+    """Fills in what is decided anew at each start; called right before the process is spawned."""
 
 
 @dataclass(slots=True)
@@ -116,6 +120,8 @@ class ManagedEngine:
         """How long the last successful start took."""
         self.policy = RestartPolicy(random.random)
         self.child: Child | None = None
+        self.last_lines: list[str] = []
+        """What the last process that ended said at its end."""
         self._launcher = launcher
         self._state = state
         self._desired_sleep_level = state.desired_sleep_level(plan.engine_id)
@@ -267,12 +273,15 @@ class ManagedEngine:
     def _spawn(self) -> None:
         assert self._tasks is not None
         epoch = self._state.next_epoch(self.engine_id)
-        config = msgspec.structs.replace(self.plan.config, epoch=epoch)
+        planned = msgspec.structs.replace(self.plan.config, epoch=epoch)
+        config = self._hooks.configure(planned)
         self.facts = EngineFacts()
         self._watch = HealthWatch(self._limits, _now_s())
         self._spawned_ns = now_ns()
         self._hooks.expect(self.engine_id, epoch)
-        spec = ProcessSpec(self.engine_id, self.plan.module, msgspec.json.encode(config))
+        spec = ProcessSpec(
+            self.engine_id, self.plan.module, msgspec.json.encode(config), epoch=epoch
+        )
         try:
             self.child = self._launcher.spawn(spec)
         except OSError as error:
@@ -285,6 +294,7 @@ class ManagedEngine:
     async def _watch_child(self, child: Child, epoch: int) -> None:
         status = await child.wait()
         self.child = None
+        self.last_lines = child.tail(LAST_LINES)
         child.close()
         words = self.facts.last_words
         is_config_error = status == CONFIG_ERROR_EXIT or (

@@ -139,8 +139,9 @@ class ManagedGateway:
         self._hooks.expect(self.name, self.epoch)
         self._change("starting")
         config = msgspec.structs.replace(self.plan.config, epoch=self.epoch)
+        fds = self.plan.inherited_fds
         spec = ProcessSpec(
-            self.name, self.plan.module, msgspec.json.encode(config), self.plan.inherited_fds
+            self.name, self.plan.module, msgspec.json.encode(config), fds, self.epoch
         )
         try:
             child = self.child = self._launcher.spawn(spec)

@@ -5,7 +5,7 @@ from pathlib import Path
 from appliance.config.paths import model_dir
 from appliance.config.settings import EngineSettings, Settings
 from appliance.control_link.gateway_config import GatewayConfig
-from appliance.control_link.messages import Limits
+from appliance.control_link.messages import Limits, SloTargets
 from appliance.model_store.resolve import ResolvedModel, resolve
 from appliance.supervisor.fleet import CLIENT_NAME, FleetPlan
 from appliance.supervisor.health import HealthLimits
@@ -53,6 +53,8 @@ def plan_fleet(
         on_asleep=settings.on_asleep,
         auth_required=not settings.no_auth,
         adapter_roots=tuple(root.absolute() for root in settings.adapter_root),
+        profile_store_bytes=settings.profile_store_bytes,
+        slo=SloTargets(ttft_s=settings.slo.ttft_ms / 1e3, tpot_s=settings.slo.tpot_ms / 1e3),
     )
 
 
@@ -109,6 +111,8 @@ def _engine_plan(
         max_loras=settings.max_loras if settings.adapter_root else 0,
         max_lora_rank=settings.max_lora_rank,
         max_cpu_loras=settings.max_cpu_loras,
+        log_format="json",  # the supervisor reads what its children write
+        log_level=settings.log_level,
     )
     return EnginePlan(config, served_names)
 
@@ -130,6 +134,7 @@ def _gateway_plans(settings: Settings, run_dir: Path, listeners: Listeners) -> l
                 tls_key=None if settings.tls_key is None else str(settings.tls_key),
                 drain_s=settings.drain_s,
                 log_level=settings.log_level,
+                log_format="json",
             )
         )
         for index, listening in enumerate(listeners.data)

@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from appliance.supervisor.adapter_control import AdapterControl
 from appliance.supervisor.admin.ports import ConflictError, NotFoundError
 from appliance.supervisor.admin.schemas import (
@@ -23,15 +25,19 @@ from appliance.supervisor.admin.schemas import (
 from appliance.supervisor.cache_verbs import CacheVerbs
 from appliance.supervisor.deep_probe import probe_engines
 from appliance.supervisor.desired_state import StateDatabase
+from appliance.supervisor.diagnostics import EngineDiagnostics
 from appliance.supervisor.engine_verbs import EngineVerbs
 from appliance.supervisor.fleet import Fleet, FleetOrders, FleetPlan
+from appliance.supervisor.flight_texts import Crash
 from appliance.supervisor.key_store import KeyRing
 from appliance.supervisor.launcher.launcher import Launcher
+from appliance.supervisor.lifecycle import Intent
 from appliance.supervisor.managed_engine import ManagedEngine
 from appliance.supervisor.operations import OperationRegistry
 from appliance.supervisor.rows import gateway_row
 from appliance.telemetry.hub import Hub
 from engine.clock import now_ns
+from engine.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +85,28 @@ class Supervisor:
         self._cache_verbs: CacheVerbs | None = None
         self.stopping = asyncio.Event()
         """Set once the processes are being ended."""
-        orders = FleetOrders(self._wake_for_request, self._replay_sleep, self._engine_changed)
+        orders = FleetOrders(
+            self._wake_for_request,
+            self._replay_sleep,
+            self._engine_changed,
+            self._configure,
+            self._look_into,
+        )
         self._fleet = Fleet(plan, Path(system.run_dir), state, launcher, hub, orders)
+        self.diagnostics = EngineDiagnostics(
+            Path(system.state_dir),
+            plan.profile_store_bytes,
+            self._fleet.engines,
+            self._fleet.client,
+            self._registry,
+            hub,
+        )
         self._adapters = AdapterControl(self._fleet, hub, self._registry, self._tell_gateways)
         hub.set_fleet(self.engines, self.gateways, self.operations, self.adapters)
+        hub.on_recording = lambda recording, content: self._fleet.recording.set(
+            recording=recording, content=content
+        )
+        self._fleet.recording.set(recording=hub.settings.recording, content=hub.settings.content)
         keys.on_change = self._fleet.dirty.set
 
     # ------------------------------------------------------------ life
@@ -100,6 +124,7 @@ class Supervisor:
                         self._publish_states(),
                         self._watch(),
                         self._adapters.run(),
+                        self._fleet.recording.run(),
                         probe_engines(self._fleet.client, self._fleet.engines.values()),
                     )
                 ]
@@ -150,6 +175,7 @@ class Supervisor:
             self._verbs = EngineVerbs(self._fleet.client, self._registry, tasks)
             self._cache_verbs = CacheVerbs(self._fleet.client, self._registry, tasks)
             self._adapters.open(tasks)
+            self.diagnostics.open(tasks)
             for gateway in self._fleet.gateways.values():
                 tasks.create_task(gateway.run())
             for engine in self._fleet.engines.values():
@@ -301,7 +327,18 @@ class Supervisor:
         if not self._fleet.is_draining:
             self._open_verbs().replay_sleep(engine, level)
 
+    def _configure(self, config: EngineConfig) -> EngineConfig:
+        """Fill in what a new process of an engine starts with."""
+        recording = self._fleet.recording.spawned(config.engine_id, config.epoch)
+        flight_path = self.diagnostics.flight_path(config.engine_id, config.epoch)
+        return msgspec.structs.replace(config, recording=recording, flight_path=flight_path)
+
+    def _look_into(self, engine: ManagedEngine, epoch: int, reason: str) -> Crash | None:
+        is_wanted = engine.life.intent is not Intent.RUN
+        return self.diagnostics.died(engine, epoch, reason, wanted=is_wanted)
+
     def _engine_changed(self, engine: ManagedEngine, row: EngineRow) -> None:
+        self._fleet.recording.engine_changed()
         if self._verbs is not None:
             self._verbs.note_change(engine)
         self._adapters.engine_changed(engine)

@@ -5,23 +5,35 @@ owns it. Label values are positional, in the order of `Metric.labels`.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
 
 from appliance.telemetry.names import METRICS, Metric
 from appliance.telemetry.records import AccountsSnapshot, CounterSample, HistogramSample
 from engine.clock import now_ns
 
+MAX_SERIES: Final = 20_000
+"""Series whose named labels are remembered."""
+
 Labels = tuple[str, ...]
 Level = tuple[Metric, Labels, float]
 
 
-class _Histogram:
+class Histogram:
     """Counts per bucket, the last one for all that is above the highest edge."""
 
-    __slots__ = ("counts", "sum")
+    __slots__ = ("_edges", "counts", "sum")
 
-    def __init__(self, num_edges: int) -> None:
-        self.counts = [0] * (num_edges + 1)
+    def __init__(self, edges: Sequence[float]) -> None:
+        self._edges = edges
+        self.counts = [0] * (len(edges) + 1)
         self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, or the same value several times; takes less than a microsecond."""
+        self.counts[bisect_left(self._edges, value)] += times
+        self.sum += value * times
 
 
 class Accounts:
@@ -36,7 +48,7 @@ class Accounts:
         self._process = process
         self._epoch = epoch
         self._values: dict[str, dict[Labels, float]] = {}
-        self._histograms: dict[str, dict[Labels, _Histogram]] = {}
+        self._histograms: dict[str, dict[Labels, Histogram]] = {}
 
     def inc(self, metric: Metric, labels: Labels = (), by: float = 1) -> None:
         """Add to a counter or a gauge.
@@ -60,34 +72,54 @@ class Accounts:
         _check(metric, labels, histogram=False)
         self._values.setdefault(metric.name, {})[labels] = value
 
-    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Count one observation of a histogram, in its base unit (seconds).
+    def histogram(self, metric: Metric, labels: Labels = ()) -> Histogram:
+        """Return the histogram itself, for who observes often.
 
         Raises:
             ValueError: unknown metric, no histogram, or wrong number of labels.
         """
         _check(metric, labels, histogram=True)
         series = self._histograms.setdefault(metric.name, {})
-        histogram = series.get(labels)
-        if histogram is None:
-            histogram = series[labels] = _Histogram(len(metric.buckets))
-        histogram.counts[bisect_left(metric.buckets, value)] += 1
-        histogram.sum += value
+        kept = series.get(labels)
+        if kept is None:
+            kept = series[labels] = Histogram(metric.buckets)
+        return kept
+
+    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        """Count one observation of a histogram, in its base unit (seconds).
+
+        Raises:
+            ValueError: as `histogram`.
+        """
+        self.histogram(metric, labels).observe(value)
+
+    def set_histogram(
+        self, metric: Metric, labels: Labels, counts: Sequence[int], total: float
+    ) -> None:
+        """Set a histogram that is kept elsewhere; counts of other edges than ours are left out.
+
+        Raises:
+            ValueError: as `histogram`.
+        """
+        if len(counts) == len(metric.buckets) + 1:
+            kept = self.histogram(metric, labels)
+            kept.counts, kept.sum = list(counts), total
 
     def value(self, metric: Metric, labels: Labels = ()) -> float:
         """Return a counter's or gauge's current value, 0 when it never moved."""
         return self._values.get(metric.name, {}).get(labels, 0)
 
     def snapshot(self, *levels: Level) -> AccountsSnapshot:
-        """Return everything; `levels` are gauges read just now: (metric, labels, value)."""
-        for metric, labels, value in levels:
-            self.set(metric, labels, value)
+        """Return everything, and `levels`: (metric, labels, value) as read just now.
+
+        Levels are in this snapshot alone: what is not read again is gone.
+        """
         return AccountsSnapshot(
             process=self._process,
             epoch=self._epoch,
             taken_ns=now_ns(),
-            counters=self._samples("counter"),
-            gauges=self._samples("gauge"),
+            counters=self._samples("counter", levels),
+            gauges=self._samples("gauge", levels),
             histograms=tuple(
                 HistogramSample(name, _named(name, labels), tuple(kept.counts), kept.sum)
                 for name, series in self._histograms.items()
@@ -95,15 +127,22 @@ class Accounts:
             ),
         )
 
-    def _samples(self, kind: str) -> tuple[CounterSample, ...]:
-        return tuple(
+    def _samples(self, kind: str, levels: Iterable[Level]) -> tuple[CounterSample, ...]:
+        kept = [
             CounterSample(name, _named(name, labels), value)
             for name, series in self._values.items()
             if METRICS[name].kind == kind
             for labels, value in series.items()
-        )
+        ]
+        read = [
+            CounterSample(metric.name, _named(metric.name, labels), value)
+            for metric, labels, value in levels
+            if metric.kind == kind
+        ]
+        return (*kept, *read)
 
 
+@lru_cache(MAX_SERIES)
 def _named(name: str, labels: Labels) -> tuple[tuple[str, str], ...]:
     return tuple(zip(METRICS[name].labels, labels, strict=True))
 

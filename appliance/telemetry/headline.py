@@ -3,6 +3,7 @@
 For example `TTFT 412 ms: 61 % queued, 4x the recent median`.
 """
 
+from appliance.telemetry.explain_words import NS_PER_MS, count_text, time_text
 from appliance.telemetry.phases import (
     Phase,
     chat_end_ns,
@@ -11,10 +12,8 @@ from appliance.telemetry.phases import (
     front_phases,
 )
 from appliance.telemetry.records import ChoiceRecord, Outcome, RequestRecord
-from appliance.telemetry.request_facts import duration_ns, ttft_ns
+from appliance.telemetry.request_facts import duration_ns, preemptions, ttft_ns
 
-NS_PER_MS = 1e6
-MS_PER_S = 1000
 MIN_RATIO, MAX_RATIO = 0.67, 1.5
 """Between them a latency is near the median."""
 
@@ -28,22 +27,35 @@ WORDS = {
     "decode": "in decode",
     "stream": "streaming",
 }
+QUEUED = {
+    "seats": "queued for a place in the batch",
+    "kv_blocks": "queued for KV blocks",
+    "budget": "queued behind other prompts",
+    "grammar": "waiting for its grammar",
+    "adapter": "waiting for its adapter",
+}
+"""By `Timeline.waited_for`."""
+HELD = {
+    "asleep": "waiting for its engine to wake",
+    "waking": "waiting for its engine to wake",
+    "backoff": "waiting for its engine to be started again",
+    "adapter": "waiting for its adapter",
+}
+"""By `RequestRecord.held_for`."""
+BLOCKED_SHARE = 0.2
+"""Of its time: a client that held its answer up for longer is named."""
 
 
 def headline(record: RequestRecord, median_ttft_ms: float | None) -> str:
     """Return the line; `median_ttft_ms` is that of recent requests, None when there are too few."""
-    phases = _phases(record)
+    phases, took = _phases(record), time_text(duration_ns(record))
     match record.outcome:
         case Outcome.REJECTED:
-            text = (
-                f"rejected with {record.status}{_code(record)} after {_time(duration_ns(record))}"
-            )
+            text = f"rejected with {record.status}{_code(record)} after {took}"
         case Outcome.FAILED:
-            text = (
-                f"failed after {_time(duration_ns(record))} {_last(record, phases)}:{_code(record)}"
-            )
+            text = f"failed after {took} {_last(record, phases)}:{_code(record)}"
         case Outcome.ABORTED:
-            text = f"aborted after {_time(duration_ns(record))} {_last(record, phases)}"
+            text = f"aborted after {took} {_last(record, phases)}"
             text += f", {record.completion_tokens} tokens"
         case Outcome.FINISHED:
             text = _finished(record, phases, median_ttft_ms)
@@ -53,13 +65,23 @@ def headline(record: RequestRecord, median_ttft_ms: float | None) -> str:
 def _finished(record: RequestRecord, phases: list[Phase], median_ttft_ms: float | None) -> str:
     first_ns = ttft_ns(record)
     if first_ns is None:
-        return f"{_time(duration_ns(record))} in all"
-    text = f"TTFT {_time(first_ns)}"
+        return f"{time_text(duration_ns(record))} in all"
+    text = f"TTFT {time_text(first_ns)}"
     share = _largest_share(record, phases, first_ns)
     if share is not None:
         text += f": {share}"
     if median_ttft_ms:
         text += f", {_against(first_ns / NS_PER_MS, median_ttft_ms)}"
+    return text + _troubles(record)
+
+
+def _troubles(record: RequestRecord) -> str:
+    """What happened to it, wherever it shows."""
+    text = ", sent again after its engine died" if record.requeues else ""
+    if times := preemptions(record):
+        text += f", lost its place {count_text(times, 'time')}"
+    if record.send_blocked_ns > BLOCKED_SHARE * duration_ns(record):
+        text += f", its client did not read for {time_text(record.send_blocked_ns)}"
     return text
 
 
@@ -91,8 +113,15 @@ def _largest_share(record: RequestRecord, phases: list[Phase], first_ns: int) ->
     name = max(before, key=before.__getitem__)
     words = WORDS[name]
     if name == "dispatch" and record.held_ns > before[name] / 2:
-        words = "waiting for the engine to be ready"
+        words = HELD.get(record.held_for or "", "waiting for the engine to be ready")
+    elif name == "queue":
+        words = QUEUED.get(_waited_for(record) or "", words)
     return f"{round(100 * before[name] / first_ns)} % {words}"
+
+
+def _waited_for(record: RequestRecord) -> str | None:
+    reasons = (c.timeline.waited_for for c in record.choices if c.timeline is not None)
+    return next((reason for reason in reasons if reason), None)
 
 
 def _against(value_ms: float, median_ms: float) -> str:
@@ -112,10 +141,3 @@ def _last(record: RequestRecord, phases: list[Phase]) -> str:
 
 def _code(record: RequestRecord) -> str:
     return f" {record.error_code}" if record.error_code else ""
-
-
-def _time(value_ns: int) -> str:
-    value_ms = value_ns / NS_PER_MS
-    if value_ms >= MS_PER_S:
-        return f"{value_ms / MS_PER_S:.1f} s"
-    return f"{value_ms:.0f} ms" if value_ms >= 1 else f"{value_ms:.1f} ms"

@@ -25,7 +25,7 @@ LATE_NS = 1_000_000_000
 MAX_PENDING = 20_000
 
 
-class Hop(msgspec.Struct, frozen=True):
+class Hop(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A message's way: both halves, or one of them and why the other is missing."""
 
     sent: HopSent | None
@@ -90,6 +90,11 @@ class HopJoin:
             self._lose_sent(key, "not_confirmed", now_ns)
         for key in _older_than(self._received, now_ns - LONELY_NS):
             self._lose_received(key)
+
+    def forget(self) -> None:
+        """Drop all that waits: nobody records the other halves any more."""
+        self._sent.clear()
+        self._received.clear()
 
     def finish(self, now_ns: int) -> None:
         """Emit all that still waits; the end of the hub."""

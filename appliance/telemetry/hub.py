@@ -20,18 +20,17 @@ from appliance.telemetry import names
 from appliance.telemetry.cut_short import cut_short
 from appliance.telemetry.headline import headline
 from appliance.telemetry.hop_join import CALL
-from appliance.telemetry.journal import Severity
+from appliance.telemetry.live_control import LiveControl
+from appliance.telemetry.lost_requests import lost_requests
 from appliance.telemetry.parts import SUPERVISOR, Fleet, HubConfig
-from appliance.telemetry.records import AccountsSnapshot, RequestRecord
-from appliance.telemetry.request_facts import duration_ns, milliseconds, ttft_ns
-from appliance.telemetry.request_ids import request_key
-from appliance.telemetry.start_spans import start_spans
-from appliance.telemetry.trace_db import StoredRequest
+from appliance.telemetry.records import RequestRecord
+from appliance.telemetry.rpc_spans import ENDED
 from appliance.telemetry.unfailing import unfailing
-from appliance.telemetry.views import Views
 from engine.clock import now_ns
+from engine.wire.header import TraceContext
 from engine.wire.hops import HopReceived, HopRecord
 from engine.wire.messages import (
+    EngineProgress,
     EngineReady,
     EngineRecords,
     EngineStats,
@@ -51,14 +50,12 @@ LOST_NS = 5_000_000_000
 NS_PER_S = 1e9
 
 
-class Hub(Views):
-    """Takes reports in; what it shows is in `Views`."""
+class Hub(LiveControl):
+    """Takes reports in; what it shows is in `Views`, its switches are in `LiveControl`."""
 
     def __init__(self, config: HubConfig) -> None:
         super().__init__(config)
-        self._faults: set[str] = set()
-        self._started: set[tuple[str, int]] = set()
-        self._export_failing = False
+        self._export_failing = self._store_failing = self._closed = False
         self._published: dict[str, EngineRow] = {}
 
     # ------------------------------------------------------------ life
@@ -75,6 +72,7 @@ class Hub(Views):
 
     async def run(self) -> None:
         """Do what is due, until cancelled."""
+        self.parts.figures.lag.start()
         tick = 0
         while True:
             await asyncio.sleep(TICK_S)
@@ -84,11 +82,17 @@ class Hub(Views):
                 self._each_second()
 
     async def close(self) -> None:
-        """Write and send what is left; the event stream ends."""
+        """Write and send what is left; the event stream ends. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
         at_ns = now_ns()
         self.stream.close()
-        self.parts.join.finish(at_ns)
+        if self.parts.settings.recording:
+            self.parts.join.finish(at_ns)
         self.parts.assembly.finish(at_ns)
+        self.parts.figures.close()
+        await asyncio.to_thread(self.parts.slo.close)
         await self.parts.store.close()
         if self.parts.export is not None:
             await asyncio.to_thread(self.parts.export.close, CLOSE_S)
@@ -98,8 +102,10 @@ class Hub(Views):
         at_ns = now_ns()
         self.parts.join.expire(at_ns)
         self.parts.assembly.expire(at_ns)
-        self.parts.store.flush()
+        self.parts.watch_losses(at_ns)
+        self.parts.store.flush(at_ns)
         self._watch_export()
+        self._watch_store()
 
     @unfailing
     def _each_second(self) -> None:
@@ -108,25 +114,37 @@ class Hub(Views):
         for row in self.parts.live.take_changed(now_ns()):
             self._publish_request(row)
         self.stream.publish("stats", self.stats().model_dump_json())
+        self.parts.recent.examples.settle(self.parts.store.dropped)
+        self._watch_promises()
+
+    def _watch_promises(self) -> None:
+        """Say when a promise is in danger, and when it is kept again."""
+        for change in self.parts.slo.take_changes():
+            self.journal(f"slo.{change.state}", change.level, change.name, change.text)
 
     def _watch_export(self) -> None:
         """Say once that the collector refuses spans, and once that it takes them again."""
         export = self.parts.export
-        if export is None or export.failing == self._export_failing:
+        if export is None or not export.is_enabled or export.failing == self._export_failing:
             return
         self._export_failing = export.failing
-        if export.failing:
-            self.journal("export.failing", "warning", SUPERVISOR, f"no spans to {export.endpoint}")
+        if self._export_failing:
+            text = f"no spans to {export.endpoint}: {export.last_error}"
+            self.journal("export.failing", "warning", SUPERVISOR, text)
         else:
             self.journal("export.works", "info", SUPERVISOR, f"spans go to {export.endpoint}")
 
-    def count_fault(self, where: str, error: Exception) -> None:
-        """A report could not be taken."""
-        self.parts.own.inc(names.RECORDS_DROPPED, (SUPERVISOR, "hub_fault"))
-        if where not in self._faults:
-            self._faults.add(where)
-            text = "the telemetry hub failed in %s; further failures are only counted"
-            logger.error(text, where, exc_info=error)
+    def _watch_store(self) -> None:
+        """Say once that the trace store refuses facts, and once that it takes them again."""
+        reason = self.parts.store.failing
+        if (reason is not None) == self._store_failing:
+            return
+        self._store_failing = reason is not None
+        if reason is not None:
+            text = f"the trace store refuses records: {reason}"
+            self.journal("trace_store.failing", "warning", SUPERVISOR, text)
+        else:
+            self.journal("trace_store.works", "info", SUPERVISOR, "the trace store works again")
 
     # ------------------------------------------------------------ engines
 
@@ -139,26 +157,27 @@ class Hub(Views):
             case Heartbeat():
                 parts.levels.heartbeat(engine_id, epoch, at_ns)
             case EngineStats():
-                parts.levels.stats(engine_id, epoch, message)
+                parts.levels.stats(engine_id, epoch, message, at_ns)
                 parts.recent.prompt_tokens.set(at_ns, parts.levels.prompt_tokens)
                 parts.recent.generation_tokens.set(at_ns, parts.levels.generation_tokens)
             case EngineRecords():
+                parts.losses.heard(engine_id, "engine", message.dropped, at_ns)
                 for hop in message.hops:
-                    self.hop(hop)
+                    self._hop(hop, at_ns)
                 for step in message.steps:
-                    parts.assembly.step(step)
+                    parts.assembly.step(step, at_ns)
+            case EngineProgress():
+                parts.starts.progress(engine_id, epoch, message.phase, at_ns)
             case EngineReady():
-                self._engine_started(engine_id, epoch, message)
+                parts.levels.ready(engine_id, epoch, message)
+                parts.starts.ready(engine_id, epoch, message)
             case _:
                 pass
 
-    def _engine_started(self, engine_id: str, epoch: int, ready: EngineReady) -> None:
-        """Trace the start of an engine, once."""
-        if (engine_id, epoch) not in self._started:
-            self._started.add((engine_id, epoch))
-            spans = start_spans(engine_id, epoch, ready)
-            if spans:
-                self.parts.assembly.emit(spans)
+    @unfailing
+    def engine_spawned(self, engine_id: str, epoch: int, at_ns: int, context: TraceContext) -> None:
+        """An engine's process is about to be spawned; `context` is that of its start's trace."""
+        self.parts.starts.spawned(engine_id, epoch, at_ns, context)
 
     @unfailing
     def engine_died(self, engine_id: str, epoch: int, reason: str) -> None:
@@ -166,6 +185,8 @@ class Hub(Views):
         at_ns = now_ns()
         self.parts.join.died(engine_id, at_ns)
         self.parts.assembly.rpc.died(engine_id, at_ns)
+        self.parts.starts.died(engine_id, epoch, at_ns, reason)
+        self.parts.losses.died(engine_id, "engine", at_ns)
         snapshot = self.parts.levels.died(engine_id, epoch)
         if snapshot is not None:
             self.parts.ledger.enter(snapshot)
@@ -175,18 +196,20 @@ class Hub(Views):
     # ------------------------------------------------------------ gateways
 
     @unfailing
-    def gateway_records(self, message: GatewayRecords) -> None:
-        """Take a gateway's records."""
-        live = self.parts.live
+    def gateway_records(self, message: GatewayRecords, name: str | None = None) -> None:
+        """Take the records of the gateway `name`; None: whose losses nobody follows."""
+        live, at_ns = self.parts.live, now_ns()
+        if name is not None:
+            self.parts.losses.heard(name, "gateway", message.dropped, at_ns)
         for accepted in message.accepted:
-            self.parts.join.lives(accepted.gateway, now_ns())
+            self.parts.join.lives(accepted.gateway, at_ns)
             live.accept(accepted)
             self._publish_live(accepted.request_id)
         for first in message.first_tokens:
             live.first_token(first)
             self._publish_live(first.request_id)
         for hop in message.hops:
-            self.hop(hop)
+            self._hop(hop, at_ns)
         for record in message.finished:
             self._end(record)
 
@@ -198,29 +221,38 @@ class Hub(Views):
         self.parts.ledger.enter(snapshot)
         for tokens in message.live:
             self.parts.live.progress(tokens)
-        if not message.live and _nothing_runs(snapshot):
-            self.parts.live.forget_lost(snapshot.process, snapshot.taken_ns - LOST_NS)
+        patience_ns = LOST_NS if self.parts.settings.recording else 0
+        before_ns = snapshot.taken_ns - patience_ns
+        for row in self.parts.live.forget_lost(snapshot.process, message.live, before_ns):
+            self._publish_request(row)
 
     @unfailing
     def gateway_died(self, name: str, epoch: int) -> None:
         """A gateway's epoch is over: its counts stay, its open requests have failed."""
         at_ns = now_ns()
         self.parts.join.died(name, at_ns)
-        self.parts.ledger.died(name, epoch)
-        for live in self.parts.live.of_gateway(name, epoch):
+        self.parts.losses.died(name, "gateway", at_ns)
+        open_requests = self.parts.live.of_gateway(name, epoch)
+        lost = lost_requests(open_requests, self.parts.fleet.adapters())
+        self.parts.ledger.died(name, epoch, lost)
+        for live in open_requests:
             self._end(cut_short(live, at_ns))
 
     # ------------------------------------------------------------ supervisor
 
     @unfailing
     def hop(self, record: HopRecord) -> None:
-        """Take one half of a hop, from any process."""
+        """Take one half of a hop of the supervisor's own."""
+        if self.parts.settings.recording:
+            self._hop(record, now_ns())
+
+    def _hop(self, record: HopRecord, at_ns: int) -> None:
         if isinstance(record, HopReceived):
             transit_s = max(0, record.received_ns - record.sent_ns) / NS_PER_S
             self.parts.own.observe(names.HOP, transit_s, (record.message,))
         elif record.message == CALL:
             self.parts.assembly.rpc.sent(record)
-        self.parts.join.add(record, now_ns())
+        self.parts.join.add(record, at_ns)
 
     @unfailing
     def count_supervisor(
@@ -240,12 +272,6 @@ class Hub(Views):
         own.set(names.MESSAGES_UNDECODABLE, (SUPERVISOR,), undecodable)
 
     @unfailing
-    def journal(self, kind: str, level: Severity, subject: str, text: str) -> None:
-        """Enter an event into the journal and the event stream."""
-        event = self.parts.journal.add(kind, level, subject, text)
-        self.stream.publish("event", event.model_dump_json())
-
-    @unfailing
     def publish_engine(self, row: EngineRow) -> None:
         """An engine changed. State changes go out at once, figures at most once a second."""
         before = self._published.get(row.id)
@@ -261,7 +287,9 @@ class Hub(Views):
     @unfailing
     def publish_operation(self, operation: Operation) -> None:
         """An operation changed."""
-        self.operations.pop(operation.id, None)
+        before = self.operations.pop(operation.id, None)
+        if operation.state in ENDED and (before is None or before.state not in ENDED):
+            self.count(names.OPERATIONS, (operation.kind, operation.state))
         self.operations[operation.id] = operation
         if len(self.operations) > 1000:  # noqa: PLR2004 - what the snapshot may show
             del self.operations[next(iter(self.operations))]
@@ -275,24 +303,10 @@ class Hub(Views):
         row = self.parts.live.end(record)
         line = headline(record, self.parts.recent.median_ttft_ms(at_ns))
         self.parts.recent.record(record)
-        self.parts.assembly.record(record)
-        self.parts.store.add_request(self._stored(record, row, line))
+        reason = self.parts.assembly.record(record, line)
+        if reason is not None:
+            self.parts.own.inc(names.TRACES_KEPT, (reason,))
         self._publish_request(row)
-
-    def _stored(self, record: RequestRecord, row: RequestRow, line: str) -> StoredRequest:
-        return StoredRequest(
-            request=request_key(record.request_id),
-            received_ns=self.parts.clock.unix_ns(record.received_ns),
-            trace_id=record.trace_id,
-            root_id=record.span_id,
-            outcome=record.outcome.value,
-            model=record.model,
-            duration_ms=milliseconds(duration_ns(record)) or 0.0,
-            ttft_ms=milliseconds(ttft_ns(record)),
-            name=f"{record.method} {record.route}",
-            headline=line,
-            row=row.model_dump_json().encode(),
-        )
 
     def _publish_live(self, request_id: str) -> None:
         row = self.parts.live.row(request_id, now_ns())
@@ -322,8 +336,3 @@ def _standing(row: EngineRow) -> Iterable[object]:
         row.restarts,
         row.allowed_actions,
     )
-
-
-def _nothing_runs(snapshot: AccountsSnapshot) -> bool:
-    running = names.REQUESTS_RUNNING.name
-    return not any(gauge.value for gauge in snapshot.gauges if gauge.name == running)

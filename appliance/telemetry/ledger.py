@@ -2,20 +2,27 @@
 
 Each process ships whole snapshots; the newest one of an epoch counts. When the process dies its
 last snapshot is retired: its counts stay, its levels go, and what it still had open is closed so
-that received = rejected + accepted and accepted = finished + aborted + failed + running hold.
+that received = rejected + accepted and accepted = finished + aborted + failed + running hold, and
+with them the sums by key and by model.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from appliance.control_link.messages import TYPE_BYTES as CONTROL_TYPES
 from appliance.telemetry.names import (
+    KEY_REQUESTS,
     METRICS,
+    MODEL_REQUESTS,
     REQUESTS_ACCEPTED,
     REQUESTS_ENDED,
     REQUESTS_RECEIVED,
     REQUESTS_REJECTED,
     REQUESTS_RUNNING,
+    SLO_EVENTS,
+    TTFT,
     Metric,
 )
 from appliance.telemetry.records import AccountsSnapshot, CounterSample, HistogramSample
@@ -23,12 +30,30 @@ from engine.wire.messages import TYPE_BYTES as ENGINE_TYPES
 
 OTHER = "other"
 MAX_LABEL_VALUES = 200
-"""Of one label of one metric; further ones are counted as `other`."""
+"""Of one label; further ones are counted as `other`."""
+MAX_KEYS = 100
+"""Values of the label `key`."""
+LISTS = frozenset({"running_lora_adapters", "waiting_lora_adapters"})
+"""Labels of levels whose values are lists of names: one series per engine at any time."""
+MAX_KNOWN = 50_000
+"""Label tuples whose check is remembered."""
 GATEWAY_DIED = "gateway_died"
 """Code of requests that were received and not yet decided on when their gateway died."""
 MESSAGE_NAMES = frozenset(kind.__name__ for kind in (*ENGINE_TYPES, *CONTROL_TYPES))
 
 Labels = tuple[str, ...]
+NamedLabels = tuple[tuple[str, str], ...]
+
+
+class LostRequest(NamedTuple):
+    """A request that ran in a gateway when it died, as far as the hub had heard of it."""
+
+    model: str
+    base_model: str
+    """What histograms count it under."""
+    key: str
+    ttft_s: float | None
+    """None: it had no token yet."""
 
 
 @dataclass(slots=True)
@@ -73,7 +98,8 @@ class Ledger:
         self._current: dict[tuple[str, int], AccountsSnapshot] = {}
         self._buried: set[tuple[str, int]] = set()
         self._retired = Totals()
-        self._seen: dict[tuple[str, str], set[str]] = {}
+        self._seen: dict[str, set[str]] = {}
+        self._known: dict[tuple[str, NamedLabels], Labels] = {}
 
     def enter(self, snapshot: AccountsSnapshot) -> None:
         """Take a process's snapshot, unless it is older than the last one."""
@@ -83,15 +109,22 @@ class Ledger:
             return
         self._current[key] = snapshot
 
-    def died(self, process: str, epoch: int) -> None:
-        """Retire a process; its later snapshots are ignored."""
+    def died(self, process: str, epoch: int, lost: Sequence[LostRequest] = ()) -> None:
+        """Retire a process; its later snapshots are ignored.
+
+        Args:
+            process: Its name.
+            epoch: Its epoch.
+            lost: What is known of the requests that it leaves behind; those that nobody knows of
+                are closed as `other`.
+        """
         self._buried.add((process, epoch))
         snapshot = self._current.pop((process, epoch), None)
         if snapshot is None:
             return
         own = Totals()
-        self._add(own, snapshot, snapshot.counters)
-        self._close(own, snapshot)
+        self._add(own, snapshot.counters)
+        self._close(own, snapshot, lost)
         for name, series in own.values.items():
             for labels, value in series.items():
                 self._retired.add(METRICS[name], labels, value)
@@ -107,58 +140,100 @@ class Ledger:
             },
         )
         for snapshot in (*self._current.values(), *extra):
-            self._add(totals, snapshot, snapshot.counters)
-            self._add(totals, snapshot, snapshot.gauges)
+            self._add(totals, snapshot.counters)
+            self._add(totals, snapshot.gauges)
             self._add_histograms(totals, snapshot)
         return totals
 
-    def _add(
-        self, totals: Totals, snapshot: AccountsSnapshot, samples: Iterable[CounterSample]
-    ) -> None:
+    def _add(self, totals: Totals, samples: Iterable[CounterSample]) -> None:
         for sample in samples:
             metric = METRICS.get(sample.name)
-            labels = self._labels(metric, sample.labels)
+            labels = self._labels(sample.name, sample.labels)
             if metric is not None and labels is not None:
                 totals.add(metric, labels, sample.value)
 
     def _add_histograms(self, totals: Totals, snapshot: AccountsSnapshot) -> None:
         for sample in snapshot.histograms:
             metric = METRICS.get(sample.name)
-            labels = self._labels(metric, sample.labels)
+            labels = self._labels(sample.name, sample.labels)
             if metric is None or labels is None or len(sample.counts) != len(metric.buckets) + 1:
                 continue
             totals.observe(metric, labels, sample)
 
-    def _labels(self, metric: Metric | None, labels: Iterable[tuple[str, str]]) -> Labels | None:
-        """Return the values in the metric's order, each from a closed set; None: not its labels."""
-        if metric is None:
-            return None
-        named = dict(labels)
-        if tuple(sorted(named)) != tuple(sorted(metric.labels)):
-            return None
-        return tuple(self._closed(metric.name, label, named[label]) for label in metric.labels)
+    def _labels(self, name: str, labels: NamedLabels) -> Labels | None:
+        """Return the values in the metric's order, each from a closed set; None: not its labels.
 
-    def _closed(self, name: str, label: str, value: str) -> str:
+        What a series' labels became is remembered: thousands of series come ten times a second.
+        """
+        known = self._known.get((name, labels))
+        if known is None:
+            known = self._checked(name, labels)
+            if known is not None and self._may_remember(name, known):
+                self._known[name, labels] = known
+        return known
+
+    def _checked(self, name: str, labels: NamedLabels) -> Labels | None:
+        metric, named = METRICS.get(name), dict(labels)
+        if metric is None or sorted(named) != sorted(metric.labels):
+            return None
+        return tuple(self._closed(label, named[label]) for label in metric.labels)
+
+    def _may_remember(self, name: str, labels: Labels) -> bool:
+        is_final = OTHER not in labels and LISTS.isdisjoint(METRICS[name].labels)
+        return is_final and len(self._known) < MAX_KNOWN
+
+    def _closed(self, label: str, value: str) -> str:
         if label == "message":
             return value if value in MESSAGE_NAMES else OTHER
-        seen = self._seen.setdefault((name, label), set())
+        if label in LISTS:
+            return value
+        seen = self._seen.setdefault(label, set())
         if value in seen:
             return value
-        if len(seen) >= MAX_LABEL_VALUES:
+        if len(seen) >= (MAX_KEYS if label == "key" else MAX_LABEL_VALUES):
             return OTHER
         seen.add(value)
         return value
 
-    def _close(self, own: Totals, snapshot: AccountsSnapshot) -> None:
+    def _close(self, own: Totals, snapshot: AccountsSnapshot, lost: Sequence[LostRequest]) -> None:
         """End what a dead gateway still had open, by route."""
         levels = Totals()
-        self._add(levels, snapshot, snapshot.gauges)
+        self._add(levels, snapshot.gauges)
+        num_failed = 0
         for (route,), running in levels.values.get(REQUESTS_RUNNING.name, {}).items():
             own.add(REQUESTS_ENDED, (route, "failed"), running)
+            num_failed += round(running)
+        num_refused = self._refuse_undecided(own)
+        self._attribute(own, "failed", [*lost[:num_failed]], num_failed)
+        self._attribute(own, "rejected", [], num_refused)
+        if num_failed or num_refused:
+            own.add(SLO_EVENTS, ("availability", "bad"), num_failed + num_refused)
+
+    def _refuse_undecided(self, own: Totals) -> int:
+        """Reject what was received and not decided on; return how many."""
         accepted = own.values.get(REQUESTS_ACCEPTED.name, {})
         rejected = own.values.get(REQUESTS_REJECTED.name, {})
+        num_refused = 0
         for (route,), received in own.values.get(REQUESTS_RECEIVED.name, {}).items():
             refused = sum(count for labels, count in rejected.items() if labels[0] == route)
-            undecided = received - refused - accepted.get((route,), 0)
+            undecided = round(received - refused - accepted.get((route,), 0))
             if undecided > 0:
                 own.add(REQUESTS_REJECTED, (route, GATEWAY_DIED), undecided)
+                num_refused += undecided
+        return num_refused
+
+    def _attribute(
+        self, own: Totals, outcome: str, known: Sequence[LostRequest], count: int
+    ) -> None:
+        """Book `count` requests by key and by model; those that are not known under `other`."""
+        unknown = [LostRequest(OTHER, OTHER, OTHER, None)] * (count - len(known))
+        for request in (*known, *unknown):
+            model, key = self._closed("model", request.model), self._closed("key", request.key)
+            own.add(MODEL_REQUESTS, (model, outcome), 1)
+            own.add(KEY_REQUESTS, (key, outcome), 1)
+            if request.ttft_s is not None:
+                counts = [0] * (len(TTFT.buckets) + 1)
+                counts[bisect_left(TTFT.buckets, request.ttft_s)] = 1
+                sample = HistogramSample(TTFT.name, (), tuple(counts), request.ttft_s)
+                base = self._closed("model", request.base_model)
+                self._retired.observe(TTFT, (base,), sample)

@@ -1,6 +1,7 @@
 """The table of requests: those that run, and the last that ended."""
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -39,6 +40,8 @@ class LiveRequests:
         self._traces: Counter[str] = Counter()
         self._ended: deque[RequestRow] = deque(maxlen=MAX_ENDED)
         self._changed: set[str] = set()
+        self.dropped = 0
+        """Requests that found no place in the table while they ran."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -51,7 +54,10 @@ class LiveRequests:
     def accept(self, accepted: RequestAccepted) -> None:
         """A gateway accepted a request."""
         key = request_key(accepted.request_id)
-        if key in self._live or len(self._live) >= MAX_LIVE:
+        if key in self._live:
+            return
+        if len(self._live) >= MAX_LIVE:
+            self.dropped += 1
             return
         self._live[key] = LiveRequest(accepted, engine_id=accepted.engine_id)
         self._traces[accepted.trace_id] += 1
@@ -92,11 +98,26 @@ class LiveRequests:
             if live.accepted.gateway == name and epoch in (None, live.accepted.gateway_epoch)
         ]
 
-    def forget_lost(self, gateway: str, accepted_before_ns: int) -> None:
-        """The gateway says that nothing runs: the records of these ends were lost."""
-        for live in self.of_gateway(gateway):
-            if live.accepted.accepted_ns < accepted_before_ns:
-                self._forget(request_key(live.accepted.request_id))
+    def forget_lost(
+        self, gateway: str, running: Iterable[LiveTokens], accepted_before_ns: int
+    ) -> list[RequestRow]:
+        """Forget what a gateway does not count among its running requests, and accepted before.
+
+        The records of these ends were lost, or are not made. Returns the rows, ended.
+        """
+        known = {request_key(tokens.request_id) for tokens in running}
+        over = [
+            live
+            for live in self.of_gateway(gateway)
+            if live.accepted.accepted_ns < accepted_before_ns
+            and request_key(live.accepted.request_id) not in known
+        ]
+        rows: list[RequestRow] = []
+        for live in over:
+            row = self._row(live, accepted_before_ns)
+            self._forget(request_key(live.accepted.request_id))
+            rows.append(row.model_copy(update={"state": "finished", "ended_at": self._clock.now()}))
+        return rows
 
     def find(self, request_id: str) -> LiveRequest | None:
         """Return a live request by any form of its id."""

@@ -6,8 +6,9 @@ from appliance.supervisor.admin.schemas import RequestRow, Span, Trace
 from appliance.telemetry import names
 from appliance.telemetry.live_requests import LiveRequest
 from appliance.telemetry.span_data import SpanData
+from appliance.telemetry.span_ids import derived_span_id
+from appliance.telemetry.trace_view import shown_span
 from appliance.telemetry.wall_clock import WallClock
-from engine.wire.header import new_span_id
 
 
 def live_trace(
@@ -20,28 +21,17 @@ def live_trace(
         process=live.accepted.gateway,
         start_ns=clock.unix_ns(live.accepted.received_ns),
         end_ns=clock.unix_ns(now_ns),
-        span_id=new_span_id(),
+        span_id=derived_span_id(live.accepted.request_id, names.LIVE),
         parent_id=None,
         attributes={
-            "http.route": live.accepted.route,
+            names.HTTP_ROUTE: live.accepted.route,
             names.REQUEST_ID: live.accepted.request_id,
-            "quarterdeck.live": True,
+            names.LIVE: True,
         },
     )
     known = {message.span_id for message in messages}
-    below = [
-        Span(
-            name=message.name,
-            kind=message.kind,
-            process=message.process,
-            start_ns=clock.unix_ns(message.start_ns),
-            end_ns=clock.unix_ns(message.end_ns),
-            span_id=message.span_id,
-            parent_id=message.parent_id if message.parent_id in known else root.span_id,
-            attributes=dict(message.attributes),
-            status="unset" if message.error is None else "error",
-        )
-        for message in messages
-    ]
+    below = [shown_span(message, clock) for message in messages]
+    for span in below:
+        span.parent_id = span.parent_id if span.parent_id in known else root.span_id
     headline = f"running for {row.age_s:.1f} s: {row.state}, {row.completion_tokens} tokens"
     return Trace(request=row, headline=headline, spans=[root, *below], complete=False)

@@ -1,12 +1,6 @@
 """What the last minute was like: the figures of a `Stats` frame, and examples for histograms."""
 
-from bisect import bisect_left
-from collections.abc import Iterator
-
-from appliance.telemetry import names
-from appliance.telemetry.ledger import Labels
-from appliance.telemetry.names import Metric
-from appliance.telemetry.prometheus_examples import Examples, TraceExample
+from appliance.telemetry.prometheus_examples import ExampleBook
 from appliance.telemetry.records import Outcome, RequestRecord
 from appliance.telemetry.request_facts import (
     NS_PER_MS,
@@ -23,14 +17,12 @@ WINDOW_NS = 60_000_000_000
 RATE_NS = 10_000_000_000
 """Token rates look back less far: an operator watches them move."""
 MIN_FOR_MEDIAN = 5
-OTHER = "other"
 
 
 class Recent:
     """Windows over ended requests and token counts."""
 
     def __init__(self, clock: WallClock, since_ns: int) -> None:
-        self._clock = clock
         self._since_ns = since_ns
         self.ttft_ms = Window(WINDOW_NS)
         self.tpot_ms = Window(WINDOW_NS)
@@ -39,12 +31,13 @@ class Recent:
         self._failures = Window(WINDOW_NS)
         self.prompt_tokens = Rate(RATE_NS)
         self.generation_tokens = Rate(RATE_NS)
-        self.examples: Examples = {}
+        self.examples = ExampleBook(clock)
 
     def record(self, record: RequestRecord) -> None:
         """Take an ended request."""
         at_ns = record.ended_ns
         self._failures.add(at_ns, float(record.outcome is Outcome.FAILED))
+        self.examples.record(record)
         if record.outcome is Outcome.REJECTED:
             return
         for window, value_ns in (
@@ -55,7 +48,6 @@ class Recent:
         ):
             if value_ns is not None:
                 window.add(at_ns, value_ns / NS_PER_MS)
-        self._keep_examples(record)
 
     def median_ttft_ms(self, now_ns: int) -> float | None:
         """Return the median time to the first token, None when few requests were seen."""
@@ -70,24 +62,3 @@ class Recent:
         """Return the share of ended requests that failed."""
         failures = self._failures.values(now_ns)
         return round(sum(failures) / len(failures), 4) if failures else 0.0
-
-    def _keep_examples(self, record: RequestRecord) -> None:
-        """Remember the trace as the example of each histogram bucket that it fell in."""
-        at_s = self._clock.unix_ns(record.ended_ns) / NS_PER_S
-        for metric, labels, value_s in _observations(record):
-            bucket = bisect_left(metric.buckets, value_s)
-            self.examples[metric.name, labels, bucket] = TraceExample(
-                record.trace_id, value_s, at_s
-            )
-
-
-def _observations(record: RequestRecord) -> Iterator[tuple[Metric, Labels, float]]:
-    model = record.base_model or record.model or OTHER
-    yield names.E2E, (model, record.outcome.value), duration_ns(record) / NS_PER_S
-    for metric, value_ns in (
-        (names.TTFT, ttft_ns(record)),
-        (names.TPOT, tpot_ns(record)),
-        (names.QUEUE, queue_ns(record)),
-    ):
-        if value_ns is not None:
-            yield metric, (model,), value_ns / NS_PER_S

@@ -123,6 +123,25 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The caller's own `x-request-id`, when it is a sane one: a label, never our id."""
     base_model: str | None = None
     """Served name that metrics count it under: `model`, or the base of that adapter."""
+    held_for: str | None = None
+    """What `held_ns` was spent on: `asleep`, `waking`, `starting`, `backoff`, `adapter`."""
+    send_blocked_ns: int = 0
+    """Spent in ASGI `send`s of the answer: a client that does not read holds them up."""
+    collected_ns: int = 0
+    """Between an output's arrival in the gateway and its request taking it, summed up."""
+    max_collected_ns: int = 0
+    reply_transit_ns: int = 0
+    """Between the engine's send of an output and its arrival in the gateway, summed up."""
+    gateway_busy_ns: int = 0
+    """The gateway's own loop lag while the request ran: how late its timers fired, summed up."""
+    outputs: int = 0
+    """Outputs taken from collectors."""
+    input_content: str | None = None
+    """Only when content is recorded and the key allows it: JSON of the messages or the prompt."""
+    output_content: str | None = None
+    slo_ttft_ok: bool | None = None
+    """Whether the promise on the first token was kept; None: not judged (rejected, aborted)."""
+    slo_tpot_ok: bool | None = None
 
 
 class CounterSample(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from appliance.supervisor.admin.schemas import RequestRow
 from appliance.telemetry.records import Outcome, RequestRecord
+from appliance.telemetry.request_times import first_token_ns, per_token_ns
 from appliance.telemetry.wall_clock import WallClock
 
 NS_PER_MS = 1e6
@@ -10,19 +11,16 @@ NS_PER_S = 1e9
 
 def ttft_ns(record: RequestRecord) -> int | None:
     """Return the time to the first token: as it left for a stream, else as the engine made it."""
-    made_ns = min(_first_tokens_ns(record), default=None)
-    at_ns = record.first_frame_ns if record.stream else made_ns
+    at_ns = first_token_ns(record.choices, record.first_frame_ns, is_stream=record.stream)
     return None if at_ns is None else at_ns - record.received_ns
 
 
 def tpot_ns(record: RequestRecord) -> float | None:
     """Return the mean time per output token after the first, of finished requests only."""
-    first_ns = ttft_ns(record)
-    tokens = record.completion_tokens - len(record.choices)
-    if record.outcome is not Outcome.FINISHED or first_ns is None or tokens < 1:
+    first_ns, last_ns = ttft_ns(record), record.last_token_ns
+    if record.outcome is not Outcome.FINISHED or first_ns is None or last_ns is None:
         return None
-    end_ns = record.last_token_ns or record.ended_ns
-    return max(0, end_ns - record.received_ns - first_ns) / tokens
+    return per_token_ns(record.choices, record.received_ns + first_ns, last_ns)
 
 
 def queue_ns(record: RequestRecord) -> int | None:
@@ -52,7 +50,7 @@ def milliseconds(value_ns: float | None) -> float | None:
 
 def ended_row(record: RequestRecord, clock: WallClock) -> RequestRow:
     """Return the row of an ended request."""
-    per_token_ns = tpot_ns(record)
+    token_ns = tpot_ns(record)
     return RequestRow(
         id=record.request_id,
         trace_id=record.trace_id,
@@ -73,14 +71,6 @@ def ended_row(record: RequestRecord, clock: WallClock) -> RequestRow:
         max_tokens=record.max_tokens,
         queue_ms=milliseconds(queue_ns(record)),
         ttft_ms=milliseconds(ttft_ns(record)),
-        tokens_per_s=round(NS_PER_S / per_token_ns, 2) if per_token_ns else None,
+        tokens_per_s=round(NS_PER_S / token_ns, 2) if token_ns else None,
         preemptions=preemptions(record),
     )
-
-
-def _first_tokens_ns(record: RequestRecord) -> list[int]:
-    return [
-        c.timeline.first_token_ns
-        for c in record.choices
-        if c.timeline is not None and c.timeline.first_token_ns is not None
-    ]

@@ -18,6 +18,8 @@ from engine.wire.hops import HopSent
 
 ENDED = ("done", "failed", "canceled")
 MAX_OPERATIONS = 1000
+MAX_CALLS = 4096
+NS_PER_S = 1e9
 SUPERVISOR = "supervisor"
 
 
@@ -52,10 +54,17 @@ class RpcSpans:
         self._clock = clock
         self._calls: dict[str, _Call] = {}
         self._roots: dict[str, _Root] = {}
+        self.on_call: Callable[[str, float], None] = lambda _method, _seconds: None
+        """Told the duration of each call when it ended."""
+        self.dropped = 0
+        """Calls that were not waited for any longer because too many were open."""
 
     def hop(self, hop: Hop, now_ns: int) -> None:
         """Take the hop of a `UtilityCall` or a `UtilityReply` whose send is known."""
         assert hop.sent is not None
+        if len(self._calls) > MAX_CALLS:
+            self.dropped += 1
+            self._finish(next(iter(self._calls)), now_ns, "too_many_calls")
         if hop.sent.message == CALL:
             call = self._calls.setdefault(hop.sent.span_id, _Call(now_ns))
             call.hop = hop
@@ -122,7 +131,9 @@ class RpcSpans:
             assert call.reply is not None
             self._emit(message_spans(call.reply))
             return
-        self._emit(self._call_spans(call.hop, call.reply, now_ns, error))
+        spans = self._call_spans(call.hop, call.reply, now_ns, error)
+        self.on_call(spans[0].name, (spans[0].end_ns - spans[0].start_ns) / NS_PER_S)
+        self._emit(spans)
 
     def _call_spans(
         self, hop: Hop, reply: Hop | None, now_ns: int, error: str | None
@@ -158,10 +169,10 @@ class RpcSpans:
             end_ns=max(start_ns, end_ns),
             attributes=present(
                 {
-                    "quarterdeck.operation.id": operation.id,
-                    "quarterdeck.operation.target": operation.target,
-                    "quarterdeck.operation.actor": operation.actor,
-                    "quarterdeck.operation.state": operation.state,
+                    names.OPERATION_ID: operation.id,
+                    names.OPERATION_TARGET: operation.target,
+                    names.OPERATION_ACTOR: operation.actor,
+                    names.OPERATION_STATE: operation.state,
                 }
             ),
             error=operation.state if operation.state != "done" else None,
@@ -192,9 +203,9 @@ def _client_end_ns(hop: Hop, reply: Hop | None, now_ns: int) -> int:
 def _rpc_span(sent: HopSent, kind: str, process: str) -> SpanData:
     method = sent.call or "_OTHER"
     attributes: Attributes = {
-        "rpc.system.name": names.SERVICE_NAME,
-        "rpc.method": method,
-        "server.address": sent.destination,
+        names.RPC_SYSTEM: names.SERVICE_NAME,
+        names.RPC_METHOD: method,
+        names.SERVER_ADDRESS: sent.destination,
     }
     return SpanData(
         trace_id=sent.trace_id,

@@ -1,20 +1,24 @@
 """Puts hops, steps and request records together into traces, and sends each where it belongs.
 
-Everything goes to the local store. The messages of a request wait for its record: only then is
-it known under which phase they belong and whether the trace is exported.
+Facts go to the local store as they come. For the export, the messages of a request wait for its
+record: only then is it known whether the trace goes out and under which phase they belong, and
+only then spans are built.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from appliance.telemetry import names
 from appliance.telemetry.hop_join import Hop
-from appliance.telemetry.message_spans import message_spans, step_span
+from appliance.telemetry.message_spans import message_spans
+from appliance.telemetry.placement import adopt, claim, place
 from appliance.telemetry.records import RequestRecord
 from appliance.telemetry.rpc_spans import RpcSpans
 from appliance.telemetry.sampling import Sampler
 from appliance.telemetry.span_data import SpanData
 from appliance.telemetry.spans import request_spans
 from appliance.telemetry.step_gate import StepGate
+from appliance.telemetry.trace_store import TraceStore
 from appliance.telemetry.wall_clock import WallClock
 from engine.wire.hops import StepRecord
 
@@ -22,22 +26,22 @@ HOLD_NS = 3_000_000_000
 """How long messages wait for a record when no request of their trace runs."""
 MAX_HELD = 20_000
 MAX_DECIDED = 4096
-SAMPLING_REASON = "quarterdeck.sampling.reason"
 CALLS = ("UtilityCall", "UtilityReply")
+OUTPUTS = "EngineOutputs"
 TakeSpans = Callable[[Sequence[SpanData]], None]
 
 
 @dataclass(slots=True)
 class _Held:
     since_ns: int
-    spans: list[SpanData] = field(default_factory=list)
+    hops: list[Hop] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Decided:
     """What later messages of an ended request's trace need to know."""
 
-    exported: bool
+    is_exported: bool
     dispatch_of: dict[str, str]
 
 
@@ -45,7 +49,7 @@ class TraceAssembly:
     """Assembles traces.
 
     Args:
-        store: Takes every span.
+        store: Takes every fact.
         export: Takes the spans of the traces that are kept.
         sampler: Decides which those are.
         clock: Of the hub.
@@ -54,7 +58,7 @@ class TraceAssembly:
 
     def __init__(
         self,
-        store: TakeSpans,
+        store: TraceStore,
         export: TakeSpans,
         sampler: Sampler,
         clock: WallClock,
@@ -64,58 +68,73 @@ class TraceAssembly:
         self._export = export
         self._sampler = sampler
         self._is_live = is_live
-        self._gate = StepGate(sampler, export)
+        self.gate = StepGate(sampler, export)
         self._held: dict[str, _Held] = {}
-        self._num_held = 0
+        self.num_held = 0
         self._decided: dict[str, _Decided] = {}
         self.rpc = RpcSpans(self.emit, clock)
+        self.is_exporting = False
+        """False: nothing is built or held for the export; see `set_exporting`."""
         self.dropped = 0
         """Messages whose request was not waited for any longer because too many were held."""
 
+    def set_exporting(self, exporting: bool) -> None:
+        """Begin or end to export; what waits at the end still goes out."""
+        if self.is_exporting and not exporting:
+            self.gate.finish()
+        self.is_exporting = exporting
+
     def emit(self, spans: Sequence[SpanData]) -> None:
         """Store and export spans that need no decision."""
-        self._store(spans)
-        self._export(spans)
+        self._store.add_spans(spans)
+        if self.is_exporting:
+            self._export(spans)
 
     def hop(self, hop: Hop, now_ns: int) -> None:
         """Take a hop that is complete, or lost."""
         sent = hop.sent
         if sent is None:
-            self.emit(message_spans(hop))
+            self._store.add_hop(hop)
+            if self.is_exporting:
+                self._export(message_spans(hop))
+        elif sent.message == OUTPUTS and not self._is_of_request(sent.trace_id):
+            self._store.add_output(hop)
+            if self.is_exporting:
+                self.gate.output(hop, now_ns)
         elif sent.message in CALLS:
             self.rpc.hop(hop, now_ns)
-        elif sent.message == "EngineOutputs" and not self._is_of_request(sent.trace_id):
-            spans = message_spans(hop)
-            self._store(spans)
-            self._gate.add(spans)
         else:
-            self._request_message(message_spans(hop), now_ns)
+            self._store.add_hop(hop)
+            self._request_message(hop, sent.trace_id, now_ns)
 
-    def step(self, step: StepRecord) -> None:
+    def step(self, step: StepRecord, now_ns: int) -> None:
         """Take a step's record."""
-        spans = [step_span(step)]
-        self._store(spans)
-        self._gate.add(spans)
+        self._store.add_step(step)
+        if self.is_exporting:
+            self.gate.step(step, now_ns)
 
-    def record(self, record: RequestRecord) -> int:
-        """Take an ended request; returns how many spans it has so far."""
-        built = request_spans(record)
+    def record(self, record: RequestRecord, headline: str) -> str | None:
+        """Take an ended request; returns why its trace is exported, None: it is not."""
+        self._store.add_request(record, headline)
+        if not self.is_exporting:
+            self._drop_held(record.trace_id)
+            self._decide(record.trace_id, _Decided(is_exported=False, dispatch_of={}))
+            return None
         reason = self._sampler.reason(record)
-        if reason is not None:
-            built.spans[0].attributes[SAMPLING_REASON] = reason
-            self._gate.keep(record.trace_id)
-        messages = self._claim(record.trace_id, built.spans, built.dispatch_of)
-        spans = [*built.spans, *messages]
-        self._store(spans)
-        if reason is not None:
-            self._export(spans)
-        self._decide(record.trace_id, _Decided(reason is not None, built.dispatch_of))
-        return len(spans)
+        if reason is None:
+            self.gate.forget(record.trace_id)
+            self._drop_held(record.trace_id)
+            self._decide(record.trace_id, _Decided(is_exported=False, dispatch_of={}))
+        else:
+            self.gate.keep(record.trace_id)
+            self._export_request(record, reason)
+        return reason
 
     def held(self, trace_id: str) -> list[SpanData]:
-        """Return the messages that wait for the record of a live request."""
+        """Return the messages of a live request so far."""
         held = self._held.get(trace_id)
-        return list(held.spans) if held is not None else []
+        hops = held.hops if held is not None else ()
+        return [span for hop in hops for span in message_spans(hop)]
 
     def expire(self, now_ns: int) -> None:
         """Let go of messages whose request's record did not come."""
@@ -124,11 +143,13 @@ class TraceAssembly:
                 break  # in order of arrival
             if not self._is_live(trace_id):
                 self._release(trace_id)
+        self.gate.expire(now_ns)
         self.rpc.expire(now_ns)
 
     def finish(self, now_ns: int) -> None:
         """Emit all that waits; the end of the hub."""
         self.rpc.finish(now_ns)
+        self.gate.finish()
         for trace_id in list(self._held):
             self._release(trace_id)
 
@@ -136,54 +157,53 @@ class TraceAssembly:
         """Whether an output message stands in a request's trace: a rejection, before any step."""
         return trace_id in self._held or trace_id in self._decided or self._is_live(trace_id)
 
-    def _request_message(self, spans: list[SpanData], now_ns: int) -> None:
-        trace_id = spans[0].trace_id
+    def _request_message(self, hop: Hop, trace_id: str, now_ns: int) -> None:
         decided = self._decided.get(trace_id)
         if decided is not None and not self._is_live(trace_id):
-            _place(spans, decided.dispatch_of)
-            self._store(spans)
-            if decided.exported:
+            if decided.is_exported and self.is_exporting:
+                spans = message_spans(hop)
+                place(spans, decided.dispatch_of)
                 self._export(spans)
             return
-        self._held.setdefault(trace_id, _Held(now_ns)).spans.extend(spans)
-        self._num_held += len(spans)
-        if self._num_held > MAX_HELD:
+        self._held.setdefault(trace_id, _Held(now_ns)).hops.append(hop)
+        self.num_held += 1
+        if self.num_held > MAX_HELD:
             self.dropped += 1
             self._release(next(iter(self._held)))
 
-    def _claim(
-        self, trace_id: str, spans: list[SpanData], dispatch_of: dict[str, str]
-    ) -> list[SpanData]:
-        """Take the held messages that hang below `spans`; all, if no other request wants them."""
-        held = self._held.pop(trace_id, None)
-        if held is None:
-            return []
-        self._num_held -= len(held.spans)
-        _place(held.spans, dispatch_of)
-        known = {span.span_id for span in spans}
-        mine: list[SpanData] = []
-        others: list[SpanData] = []
-        for span in sorted(held.spans, key=_start):  # parents first
-            if span.parent_id in known:
-                known.add(span.span_id)
-                mine.append(span)
-            else:
-                others.append(span)
-        if self._is_live(trace_id):
-            self._hold_again(trace_id, held.since_ns, others)
-            return mine
-        _adopt(others, known, spans[0].span_id)
-        return mine + others
+    def _export_request(self, record: RequestRecord, reason: str) -> None:
+        """Export an ended request with the messages that are its own."""
+        built = request_spans(record)
+        built.spans[0].attributes[names.SAMPLING_REASON] = reason
+        held = self._held.pop(record.trace_id, None)
+        messages: list[SpanData] = []
+        if held is not None:
+            self.num_held -= len(held.hops)
+            spans = [span for hop in held.hops for span in message_spans(hop)]
+            is_alone = not self._is_live(record.trace_id)
+            messages, others = claim(built, spans, is_alone=is_alone)
+            self._hold_again(record.trace_id, held, others)
+        self._export([*built.spans, *messages])
+        self._decide(record.trace_id, _Decided(is_exported=True, dispatch_of=built.dispatch_of))
 
-    def _hold_again(self, trace_id: str, since_ns: int, spans: list[SpanData]) -> None:
-        if spans:
-            self._held[trace_id] = _Held(since_ns, spans)
-            self._num_held += len(spans)
+    def _hold_again(self, trace_id: str, held: _Held, others: list[SpanData]) -> None:
+        """What belongs to another request of the trace waits for that one's record."""
+        ids = {span.span_id for span in others}
+        hops = [hop for hop in held.hops if hop.sent is not None and hop.sent.span_id in ids]
+        if hops:
+            self._held[trace_id] = _Held(held.since_ns, hops)
+            self.num_held += len(hops)
+
+    def _drop_held(self, trace_id: str) -> None:
+        """A trace is not exported: its messages need not wait, unless another request runs."""
+        if not self._is_live(trace_id):
+            held = self._held.pop(trace_id, None)
+            self.num_held -= len(held.hops) if held is not None else 0
 
     def _decide(self, trace_id: str, decided: _Decided) -> None:
         before = self._decided.pop(trace_id, None)
         if before is not None:
-            decided.exported = decided.exported or before.exported
+            decided.is_exported = decided.is_exported or before.is_exported
             decided.dispatch_of |= before.dispatch_of
         self._decided[trace_id] = decided
         if len(self._decided) > MAX_DECIDED:
@@ -191,26 +211,9 @@ class TraceAssembly:
 
     def _release(self, trace_id: str) -> None:
         held = self._held.pop(trace_id)
-        self._num_held -= len(held.spans)
-        _adopt(held.spans, set(), None)
-        self._store(held.spans)
-        if self._sampler.by_trace_id(trace_id):
-            self._export(held.spans)
-
-
-def _start(span: SpanData) -> int:
-    return span.start_ns
-
-
-def _place(spans: list[SpanData], dispatch_of: dict[str, str]) -> None:
-    """Hang the sends of `AddRequest` below their `dispatch` phase."""
-    for span in spans:
-        span.parent_id = dispatch_of.get(span.span_id, span.parent_id)
-
-
-def _adopt(spans: list[SpanData], known: set[str], root_id: str | None) -> None:
-    """Give spans whose parent nobody knows a place below the root; None: they are roots."""
-    known = known | {span.span_id for span in spans}
-    for span in spans:
-        if span.parent_id not in known:
-            span.parent_id = root_id
+        self.num_held -= len(held.hops)
+        if not self.is_exporting or not self._sampler.by_trace_id(trace_id):
+            return
+        spans = [span for hop in held.hops for span in message_spans(hop)]
+        adopt(spans, set(), None)
+        self._export(spans)

@@ -1,4 +1,4 @@
-"""Turns stored spans into the tree of one request, as the trace API answers it. Pure.
+"""Builds the tree of one request from stored facts, as the trace API answers it. Pure.
 
 The trace may hold other requests (the caller's trace goes on over several): only what hangs below
 this request's server span belongs to it. Messages of steps stand in the steps' own traces; in this
@@ -8,17 +8,19 @@ view each finds its place under the phase of the request that it served.
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import msgspec
-
-from appliance.supervisor.admin.schemas import RequestRow, Span, Trace
+from appliance.supervisor.admin.schemas import Span, Trace
 from appliance.telemetry import names
+from appliance.telemetry.hop_join import Hop
+from appliance.telemetry.message_spans import message_spans
+from appliance.telemetry.placement import claim
+from appliance.telemetry.request_facts import ended_row
 from appliance.telemetry.request_ids import engine_suffix
-from appliance.telemetry.trace_db import StoredSpan
-from appliance.telemetry.trace_store import StoredTrace
+from appliance.telemetry.span_data import SpanData
+from appliance.telemetry.spans import request_spans
+from appliance.telemetry.trace_facts import StoredTrace, serves
+from appliance.telemetry.wall_clock import WallClock
 
-UPSTREAM = "quarterdeck.upstream.parent_id"
 ENGINE_PHASES = ("prefill", "decode")
 
 
@@ -30,17 +32,46 @@ class _Place:
     suffix: str
 
 
-def trace_view(stored: StoredTrace, *, all_joined: bool) -> Trace:
-    """Build the answer; `all_joined`: no half of the request's messages is still awaited."""
-    root_id = stored.request.root_id
-    spans = _tree(root_id, stored.spans)
-    linked = _linked(spans, stored.linked)
+def trace_view(stored: StoredTrace, *, all_joined: bool, content: bool = False) -> Trace:
+    """Build the answer.
+
+    Args:
+        stored: All facts about the request.
+        all_joined: No half of the request's messages is still awaited.
+        content: Show what was recorded of prompts and outputs.
+    """
+    clock = WallClock(stored.request.offset_ns)
+    built = request_spans(stored.record)
+    messages = [span for hop in stored.hops for span in message_spans(hop)]
+    mine, _ = claim(built, [*messages, *stored.spans], is_alone=stored.is_alone)
+    root_id = built.spans[0].span_id
+    spans = [shown_span(span, clock) for span in (*built.spans, *mine)]
+    _hide(spans, content=content)
+    linked = _linked(_in_order(root_id, spans), stored.outputs, stored.request.key, clock)
     whole = _in_order(root_id, [*spans, *linked])
     return Trace(
-        request=RequestRow.model_validate_json(stored.request.row),
+        request=ended_row(stored.record, clock),
         headline=stored.request.headline,
         spans=whole,
-        complete=all_joined and all_messages_arrived(whole),
+        complete=all_joined and not stored.lost_records and all_messages_arrived(whole),
+    )
+
+
+def shown_span(span: SpanData, clock: WallClock) -> Span:
+    """Return a span as the API shows it."""
+    return Span(
+        name=span.name,
+        kind=span.kind,
+        process=span.process,
+        start_ns=clock.unix_ns(span.start_ns),
+        end_ns=clock.unix_ns(span.end_ns),
+        span_id=span.span_id,
+        parent_id=span.parent_id,
+        attributes={
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in span.attributes.items()
+        },
+        status="unset" if span.error is None else "error",
     )
 
 
@@ -50,30 +81,34 @@ def all_messages_arrived(spans: Iterable[Span]) -> bool:
     return sends == {span.parent_id for span in spans if span.kind == "consumer"}
 
 
-def _tree(root_id: str, stored: list[StoredSpan]) -> list[Span]:
-    """Return the server span and all below it; the caller's span id moves to an attribute."""
-    spans = [_span(one) for one in stored]
+def _hide(spans: list[Span], *, content: bool) -> None:
+    """Move the caller's span id to an attribute: its span is not ours to show; hide texts."""
+    root = spans[0]
+    if root.parent_id is not None:
+        root.attributes[names.UPSTREAM_PARENT] = root.parent_id
+        root.parent_id = None
+    if content:
+        return
     for span in spans:
-        if span.span_id == root_id and span.parent_id is not None:
-            span.attributes[UPSTREAM] = span.parent_id
-            span.parent_id = None
-    return _in_order(root_id, spans)
+        for name in names.CONTENT:
+            span.attributes.pop(name, None)
 
 
-def _linked(spans: list[Span], stored: list[StoredSpan]) -> list[Span]:
+def _linked(spans: list[Span], outputs: list[Hop], key: str, clock: WallClock) -> list[Span]:
     places = _places(spans)
-    chat = next((s for s in spans if "gen_ai.operation.name" in s.attributes), spans[0])
+    chat = next((s for s in spans if names.GEN_AI_OPERATION in s.attributes), spans[0])
     seen: set[str] = {span.span_id for span in spans}
     linked: list[Span] = []
-    for one in stored:
-        if one.span_id in seen:
-            continue  # it served two choices of this request
-        seen.add(one.span_id)
-        span = _span(one)
-        span.linked = True
-        if one.kind == "producer":
-            span.parent_id = _place(span, one.suffix or "", places, chat).span_id
-        linked.append(span)
+    for hop in outputs:
+        for one in message_spans(hop):
+            if one.span_id in seen:
+                continue
+            seen.add(one.span_id)
+            span = shown_span(one, clock)
+            span.linked = True
+            if one.kind == "producer":
+                span.parent_id = _place(span, serves(hop, key) or "", places, chat).span_id
+            linked.append(span)
     return linked
 
 
@@ -118,20 +153,3 @@ def _in_order(root_id: str, spans: list[Span]) -> list[Span]:
 
 def _reverse_time(span: Span) -> tuple[int, int]:
     return (-span.start_ns, -span.end_ns)
-
-
-def _span(stored: StoredSpan) -> Span:
-    attributes: dict[str, Any] = msgspec.json.decode(stored.attributes)
-    return Span.model_validate(
-        {
-            "name": stored.name,
-            "kind": stored.kind,
-            "process": stored.process,
-            "start_ns": stored.start_ns,
-            "end_ns": stored.end_ns,
-            "span_id": stored.span_id,
-            "parent_id": stored.parent_id,
-            "attributes": attributes,
-            "status": "unset" if stored.error is None else "error",
-        }
-    )

@@ -1,14 +1,19 @@
 """What the hub shows: requests, traces, stats, events and metrics, for the admin API."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from functools import partial
 
-from appliance.supervisor.admin.ports import NotFoundError
+from appliance.supervisor.admin.insight_schemas import Explanation, Moment
+from appliance.supervisor.admin.ports import EventQuery, NotFoundError, TraceQuery
 from appliance.supervisor.admin.schemas import (
     EngineRow,
     JournalEvent,
     Operation,
     RequestRow,
+    SloRow,
     Snapshot,
     Stats,
     Trace,
@@ -16,14 +21,16 @@ from appliance.supervisor.admin.schemas import (
 )
 from appliance.telemetry import names
 from appliance.telemetry.event_stream import EventStream
+from appliance.telemetry.explain import explain
+from appliance.telemetry.exposition import Exposition
 from appliance.telemetry.ledger import Totals
 from appliance.telemetry.live_requests import LiveRequest
 from appliance.telemetry.live_trace import live_trace
+from appliance.telemetry.moment import moment
 from appliance.telemetry.parts import HubConfig, Parts
-from appliance.telemetry.prometheus_examples import Examples
 from appliance.telemetry.recent import WINDOW_NS
 from appliance.telemetry.request_ids import request_key
-from appliance.telemetry.trace_db import StoredRequest
+from appliance.telemetry.trace_facts import StoredRequest, StoredTrace
 from appliance.telemetry.trace_view import trace_view
 from engine.clock import now_ns
 
@@ -43,6 +50,9 @@ class Views:
 
     def __init__(self, config: HubConfig) -> None:
         self.parts = Parts(config)
+        self._exposition = Exposition(
+            self.parts.totals, lambda: self.parts.recent.examples.current(now_ns())
+        )
         self.rows: dict[str, EngineRow] = {}
         self.operations: dict[str, Operation] = {}
         first_id = self.parts.clock.unix_ns(now_ns()) // 1_000_000
@@ -63,15 +73,13 @@ class Views:
             raise NotFoundError(f"no request {request_id}")
         return row
 
-    async def traces(
-        self, *, limit: int, outcome: str | None, min_ms: float | None, model: str | None
-    ) -> list[TraceRow]:
-        """Stored traces, newest first."""
-        found = await self.parts.store.requests(limit, outcome, min_ms, model)
-        return [_trace_row(request, num_spans) for request, num_spans in found]
+    async def traces(self, query: TraceQuery) -> list[TraceRow]:
+        """Stored traces that fit."""
+        found = await self.parts.store.requests(query)
+        return [_trace_row(request) for request in found]
 
-    async def trace(self, request_id: str) -> Trace:
-        """The whole tree of one request.
+    async def trace(self, request_id: str, *, content: bool = False) -> Trace:
+        """The whole tree of one request; `content`: with recorded prompts and outputs.
 
         A request that has just ended is waited for: its last reports are on their way.
 
@@ -81,14 +89,44 @@ class Views:
         live = self.parts.live.find(request_id)
         if live is not None:
             return self._live_trace(live)
+        stored, all_joined = await self._settled(request_id)
+        build = partial(trace_view, stored, all_joined=all_joined, content=content)
+        return await asyncio.to_thread(build)
+
+    async def explanation(self, request_id: str) -> Explanation:
+        """Why an ended request took as long as it did; one that has just ended is waited for.
+
+        Raises:
+            NotFoundError: unknown, still running, or older than the store reaches back.
+        """
+        if self.parts.live.find(request_id) is not None:
+            raise NotFoundError(f"request {request_id} has not ended yet: ask again when it has")
+        await self._settled(request_id)
+        evidence = await self.parts.store.evidence(request_key(request_id))
+        if evidence is None:
+            raise NotFoundError(f"no trace of request {request_id}")
+        return await asyncio.to_thread(explain, evidence)
+
+    async def moment(self, at: datetime, window_s: float) -> Moment:
+        """What happened around a point in time."""
+        clock, half_ns = self.parts.clock, int(window_s * NS_PER_S / 2)
+        middle_ns = clock.unix_ns(clock.reading_ns(at))
+        facts = await self.parts.store.moment_facts(middle_ns - half_ns, middle_ns + half_ns)
+        return await asyncio.to_thread(moment, facts)
+
+    async def _settled(self, request_id: str) -> tuple[StoredTrace, bool]:
+        """Return all facts about an ended request, and whether none is on its way any more."""
         asked_ns = now_ns()
         while True:
             stored = await self.parts.store.request(request_key(request_id))
             waited_ns = now_ns() - asked_ns
             if stored is not None:
-                grows = self._grows(stored.request)
+                grows = self._grows(stored)
                 if not grows or waited_ns > ARRIVAL_NS:
-                    return await asyncio.to_thread(trace_view, stored, all_joined=not grows)
+                    is_alone = stored.is_alone and not self.parts.live.is_live(
+                        stored.record.trace_id
+                    )
+                    return stored._replace(is_alone=is_alone), not grows
             elif waited_ns > UNKNOWN_NS:
                 raise NotFoundError(f"no trace of request {request_id}")
             await asyncio.sleep(POLL_S)
@@ -106,13 +144,20 @@ class Views:
             requests=self.requests(None, SNAPSHOT_REQUESTS),
             operations=fleet.operations() or list(reversed(self.operations.values())),
             stats=self.stats(),
-            events=self.events(SNAPSHOT_EVENTS),
+            events=self.parts.journal.latest(SNAPSHOT_EVENTS),
             adapters=fleet.adapters(),
         )
 
-    def events(self, limit: int) -> list[JournalEvent]:
-        """Journal, newest first."""
-        return self.parts.journal.latest(limit)
+    async def events(self, query: EventQuery) -> list[JournalEvent]:
+        """The journal, newest first; what the file cannot tell, memory does."""
+        try:
+            return await self.parts.store.events(query)
+        except (OSError, sqlite3.Error):
+            return self.parts.journal.find(query)
+
+    def slos(self) -> list[SloRow]:
+        """The promises and how they are kept."""
+        return self.parts.slo.rows()
 
     def subscribe(self, after_id: int | None) -> AsyncIterator[tuple[int, str, str]]:
         """Yield (id, event name, JSON) until the hub closes; see `event_stream`."""
@@ -120,19 +165,19 @@ class Views:
 
     async def metrics(self, accept: str) -> tuple[bytes, str]:
         """The Prometheus exposition and its content type."""
-        totals, examples = self.parts.totals(), dict(self.parts.recent.examples)
-        return await asyncio.to_thread(_render, totals, examples, accept)
+        return await self._exposition.get(accept)
 
     def _live_trace(self, live: LiveRequest) -> Trace:
         row = self.request(live.accepted.request_id)
         messages = self.parts.assembly.held(live.accepted.trace_id)
         return live_trace(live, row, messages, self.parts.clock, now_ns())
 
-    def _grows(self, request: StoredRequest) -> bool:
+    def _grows(self, stored: StoredTrace) -> bool:
         """Whether reports of an ended request's messages are still on their way."""
-        start_ns = request.received_ns - self.parts.clock.offset_ns
-        end_ns = start_ns + int(request.duration_ms * NS_PER_MS)
-        return self.parts.join.awaits(request.trace_id, start_ns, end_ns)
+        record = stored.record
+        if stored.request.offset_ns != self.parts.clock.offset_ns:
+            return False  # of an earlier run
+        return self.parts.join.awaits(record.trace_id, record.received_ns, record.ended_ns)
 
     def _stats(self, totals: Totals) -> Stats:
         parts, at_ns = self.parts, now_ns()
@@ -157,26 +202,23 @@ class Views:
             aborted=totals.total(names.REQUESTS_ENDED, "aborted"),
             failed=totals.total(names.REQUESTS_ENDED, "failed"),
             dropped_records=totals.total(names.RECORDS_DROPPED),
+            slos=parts.slo.rows(),
         )
 
 
-def _render(totals: Totals, examples: Examples, accept: str) -> tuple[bytes, str]:
-    # imported with the first scrape, so that the start does not wait for it
-    from appliance.telemetry.prometheus_text import render  # noqa: PLC0415
-
-    return render(totals, examples, accept)
-
-
-def _trace_row(request: StoredRequest, num_spans: int) -> TraceRow:
-    row = RequestRow.model_validate_json(request.row)
+def _trace_row(request: StoredRequest) -> TraceRow:
+    member = request.member
     return TraceRow(
-        request_id=row.id,
+        request_id=member.request,
         trace_id=request.trace_id,
         name=request.name,
-        outcome=request.outcome,
+        outcome=member.outcome,
         model=request.model,
-        received_at=row.received_at,
-        duration_ms=request.duration_ms,
-        ttft_ms=request.ttft_ms,
-        spans=num_spans,
+        received_at=datetime.fromtimestamp(request.received_unix_ns / NS_PER_S, UTC),
+        duration_ms=round(member.duration_ms, 3),
+        ttft_ms=None if member.ttft_ms is None else round(member.ttft_ms, 3),
+        spans=request.spans,
+        key_id=request.key_id,
+        engine=request.engine,
+        headline=request.headline,
     )

@@ -27,6 +27,10 @@ class WallClock:
         """Return a reading as a UTC time."""
         return datetime.fromtimestamp(self.unix_ns(reading_ns) / 1e9, UTC)
 
+    def from_unix(self, unix_ns: int) -> datetime:
+        """Return nanoseconds since 1970 as a UTC time."""
+        return datetime.fromtimestamp(unix_ns / 1e9, UTC)
+
     def reading_ns(self, at: datetime) -> int:
         """Return a UTC time as a reading, to the microsecond."""
         return int(at.timestamp() * 1_000_000) * 1000 - self.offset_ns

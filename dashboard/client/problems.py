@@ -1,9 +1,16 @@
 """What can go wrong when talking to the control plane."""
 
+from typing import Final
+
 import httpx
 from pydantic import ValidationError
 
 from appliance.supervisor.admin.schemas import Problem
+
+_ABSENT_STATUS: Final = frozenset({404, 405, 501})
+_ABSENT_CODES: Final = frozenset(
+    {"no_such_route", "http_error", "http_404", "http_405", "http_501", "method_not_allowed"}
+)
 
 
 class ApiProblem(Exception):  # noqa: N818 - an RFC 9457 "problem", answered by a server that works
@@ -27,6 +34,11 @@ class ApiProblem(Exception):  # noqa: N818 - an RFC 9457 "problem", answered by 
     def hint(self) -> str | None:
         """What to do about it."""
         return self.problem.hint
+
+    @property
+    def is_absent_route(self) -> bool:
+        """Whether the server has no such route at all: it is older than this dashboard."""
+        return self.status in _ABSENT_STATUS and self.code in _ABSENT_CODES
 
     @property
     def allowed_actions(self) -> list[str]:

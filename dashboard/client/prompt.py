@@ -8,7 +8,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from appliance.supervisor.admin.schemas import Problem, SystemInfo
-from dashboard.client.api import Endpoint, open_client
+from dashboard.client.calls import Endpoint, open_client
 from dashboard.client.problems import ApiProblem, UnreachableError
 
 PROMPT_TIMEOUT_S: Final = 120.0

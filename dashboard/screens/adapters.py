@@ -8,11 +8,12 @@ from textual.binding import BindingType
 from textual.widget import Widget
 
 from appliance.supervisor.admin.schemas import AdapterRow
-from dashboard.actions import ADAPTERS, FLEET, REQUESTS
+from dashboard.action import ADAPTERS, FLEET, REQUESTS
 from dashboard.messages import GoTo, Order
-from dashboard.screens.console import ConsoleScreen, bindings_of
+from dashboard.screens.console import bindings_of
 from dashboard.screens.dialogs import Question
 from dashboard.screens.load_adapter import LoadAdapterDialog
+from dashboard.screens.operator import OperatorScreen
 from dashboard.verbs import LoadAdapter, PinAdapter, UnloadAdapter
 from dashboard.view.adapters import adapter_rows, adapters_header, adapters_summary, root_lines
 from dashboard.view.lines import DIM, Piece, Row, line
@@ -20,7 +21,7 @@ from dashboard.view.text import clean, size
 from dashboard.widgets.listing import Listing, Panel
 
 
-class AdaptersScreen(ConsoleScreen):
+class AdaptersScreen(OperatorScreen):
     """Every adapter that the appliance shall have."""
 
     NAME: ClassVar[str] = ADAPTERS

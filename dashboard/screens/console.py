@@ -1,4 +1,4 @@
-"""What all full screens share: top line, message line, footer, and the operator's verbs."""
+"""What all full screens share: top line, message line, footer, navigation."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -11,17 +11,19 @@ from textual.events import Resize
 from textual.screen import Screen
 from textual.widget import Widget
 
-from appliance.supervisor.admin.schemas import AdapterRow, EngineRow, RequestRow, SleepBody
-from dashboard.actions import ADAPTERS, FLEET, REQUESTS, Action, actions_on, find_action
-from dashboard.messages import GoTo, Order, Say, TryPrompt
-from dashboard.screens.dialogs import ConfirmDialog, PromptDialog, Question
+from appliance.supervisor.admin.schemas import AdapterRow, EngineRow, RequestRow
+from dashboard.action import ADAPTERS, ENGINE, EVENTS, FLEET, OPERATIONS, REQUESTS, Action
+from dashboard.actions import actions_on, find_action
+from dashboard.messages import DumpStacks, GoTo, OpenMoment, OpenTelemetry, Order, Say
+from dashboard.screens.dialogs import ConfirmDialog, Question
 from dashboard.screens.help import HelpScreen
-from dashboard.screens.sleep import SleepDialog
+from dashboard.screens.moment_dialog import MomentDialog
 from dashboard.session import Session
-from dashboard.verbs import Abort, Note, Restart, Sleep, Wake
+from dashboard.verbs import Note
 from dashboard.view.lines import WARN, Line
+from dashboard.view.moment import AskedMoment
 from dashboard.view.requests import is_live
-from dashboard.view.text import clean, short_id, size
+from dashboard.view.text import clean, short_id
 from dashboard.view.topbar import top_line
 from dashboard.widgets.keyline import KeyLine
 from dashboard.widgets.listing import Panel
@@ -139,85 +141,23 @@ class ConsoleScreen(Screen[None]):
             self.post_message(Say(Note(obstacle, WARN)))
         return obstacle is None
 
-    # verbs
-
-    def action_sleep(self) -> None:
-        """Ask for level and mode, then order sleep."""
-        engine = self.selected_engine()
-        if not self._may("sleep") or engine is None:
-            return
-
-        def order(body: SleepBody | None) -> None:
-            if body is not None:
-                self.post_message(Order(Sleep(engine.id, body)))
-
-        self.app.push_screen(SleepDialog(engine), order)
-
-    def action_wake(self) -> None:
-        """Confirm, then order wake."""
-        engine = self.selected_engine()
-        if not self._may("wake") or engine is None:
-            return
-        needs = (
-            f"It takes {size(engine.weights_bytes)} of weights back."
-            if engine.weights_bytes
-            else ""
-        )
-        question = Question(f"Wake engine {engine.id}", [f"Model {engine.model}.", needs], "Wake")
-        self._confirm(question, Order(Wake(engine.id)))
-
-    def action_restart(self) -> None:
-        """Confirm by the typed id, then order a restart."""
-        engine = self.selected_engine()
-        if not self._may("restart") or engine is None:
-            return
-        affected = f"{engine.running} running and {engine.waiting} waiting requests are on it."
-        question = Question(
-            f"Restart engine {engine.id}",
-            [affected, "Streams end with an error; requests without a token are tried again."],
-            "Restart",
-            typed=engine.id,
-        )
-        self._confirm(question, Order(Restart(engine.id)))
-
-    def action_abort(self) -> None:
-        """Confirm, then order an abort."""
-        request = self.selected_request()
-        if not self._may("abort") or request is None:
-            return
-        so_far = f"{request.completion_tokens} tokens so far, key {request.key_id or 'none'}."
-        question = Question(
-            f"Abort {short_id(request.id)}",
-            [f"{request.model or 'no model'} on {request.engine or 'no engine'}.", so_far],
-            "Abort",
-        )
-        self._confirm(question, Order(Abort(request.id)))
-
-    def _confirm(self, question: Question, order: Order) -> None:
+    def _confirm(self, question: Question, order: Order | DumpStacks) -> None:
         def decide(confirmed: bool | None) -> None:
             if confirmed:
                 self.post_message(order)
 
         self.app.push_screen(ConfirmDialog(question), decide)
 
-    def action_try_prompt(self) -> None:
-        """Ask for a prompt, then send it to the model that is meant here."""
-        model = self.tried_model()
-        if model is None:
-            self.post_message(Say(Note("no engine is known yet", WARN)))
-            return
-
-        def send(prompt: str | None) -> None:
-            if prompt:
-                self.post_message(TryPrompt(model, prompt))
-
-        self.app.push_screen(PromptDialog(model), send)
-
     # navigation
 
     def action_fleet(self) -> None:
         """Show the fleet."""
         self.post_message(GoTo(FLEET))
+
+    def action_engine(self) -> None:
+        """Show the selected engine, or the first."""
+        engine = self.selected_engine()
+        self.post_message(GoTo(ENGINE, engine.id if engine else ""))
 
     def action_requests(self) -> None:
         """Show the requests."""
@@ -226,6 +166,28 @@ class ConsoleScreen(Screen[None]):
     def action_adapters(self) -> None:
         """Show the adapters."""
         self.post_message(GoTo(ADAPTERS))
+
+    def action_events(self) -> None:
+        """Show events, logs and audit."""
+        self.post_message(GoTo(EVENTS))
+
+    def action_operations(self) -> None:
+        """Show operations and profiles."""
+        self.post_message(GoTo(OPERATIONS))
+
+    def action_telemetry(self) -> None:
+        """Show what is recorded."""
+        self.post_message(OpenTelemetry())
+
+    def action_moment(self) -> None:
+        """Ask for a time, then show what happened then."""
+        now = self.session.state.server_now(self.session.now_s())
+
+        def show(asked: AskedMoment | None) -> None:
+            if asked is not None:
+                self.post_message(OpenMoment(asked))
+
+        self.app.push_screen(MomentDialog(now), show)
 
     def action_help(self) -> None:
         """Show all keys."""
@@ -244,6 +206,8 @@ class ConsoleScreen(Screen[None]):
 def _engine_obstacle(action: Action, engine: EngineRow | None) -> str | None:
     if engine is None:
         return "no engine is selected"
+    if action.verb is None:
+        return None if engine.pid is not None else f"{clean(engine.id)} has no process"
     if action.verb in engine.allowed_actions:
         return None
     possible = ", ".join(clean(verb) for verb in engine.allowed_actions) or "nothing"

@@ -9,13 +9,15 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from appliance.supervisor.admin.schemas import EngineRow, RequestRow
-from dashboard.actions import FLEET, REQUESTS
+from dashboard.action import FLEET, REQUESTS
 from dashboard.messages import GoTo, OpenTrace
-from dashboard.screens.console import ConsoleScreen, bindings_of
+from dashboard.screens.console import bindings_of
+from dashboard.screens.operator import OperatorScreen
 from dashboard.view.events import event_lines, operation_lines
 from dashboard.view.fleet import engine_rows, engines_header, fleet_summary
 from dashboard.view.lines import DIM, WARN, Piece, Row, line
 from dashboard.view.requests import request_rows, requests_header
+from dashboard.view.slo import slo_line, slo_table
 from dashboard.view.text import clean
 from dashboard.view.traffic import latency_lines, throughput_lines, throughput_peak, window
 from dashboard.widgets.listing import Listing, Panel
@@ -27,7 +29,7 @@ _RECENT: Final = 20
 _TALL: Final = 36
 
 
-class FleetScreen(ConsoleScreen):
+class FleetScreen(OperatorScreen):
     """What every engine does, how fast, for whom."""
 
     NAME: ClassVar[str] = FLEET
@@ -39,6 +41,7 @@ class FleetScreen(ConsoleScreen):
         yield Horizontal(
             Panel(id="throughput", classes="box"), Panel(id="latency", classes="box"), id="traffic"
         )
+        yield Panel(id="slos", classes="box")
         yield Horizontal(
             Listing(id="requests", classes="box"), Panel(id="operations", classes="box"), id="work"
         )
@@ -48,6 +51,7 @@ class FleetScreen(ConsoleScreen):
         """Fill all panels."""
         self._paint_engines()
         self._paint_traffic()
+        self._paint_slos()
         self._paint_requests()
         self._paint_journal()
 
@@ -81,6 +85,21 @@ class FleetScreen(ConsoleScreen):
         size = panel.content_size
         panel.show(latency_lines(state, size.width, size.height))
         panel.entitle(f"latency · window {window(state)}")
+
+    def _paint_slos(self) -> None:
+        """The promises: a table where there is room, a line where there is none."""
+        stats, panel = self.session.state.stats, self.query_one("#slos", Panel)
+        slos = stats.slos if stats else []
+        panel.display = bool(slos)
+        if not slos:
+            return
+        if self.size.height < _TALL:
+            panel.styles.height = 1
+            panel.show([slo_line(slos)])
+            return
+        panel.styles.height = len(slos) + 1 + _FRAME
+        panel.show(slo_table(slos, panel.content_size.width))
+        panel.entitle("promises (SLOs)", f"budget of {slos[0].window_days:g} days")
 
     def _paint_requests(self) -> None:
         state, panel = self.session.state, self.query_one("#requests", Listing)

@@ -7,7 +7,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 
-from dashboard.actions import ACTIONS, Action, Tier
+from dashboard.action import Action, Tier
+from dashboard.actions import ACTIONS
 from dashboard.view.lines import BOLD, DIM, PLAIN, Line, Piece, Row, fit, line
 from dashboard.widgets.listing import Listing
 

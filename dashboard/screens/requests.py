@@ -9,16 +9,17 @@ from textual.widget import Widget
 from textual.widgets import Input
 
 from appliance.supervisor.admin.schemas import EngineRow, RequestRow
-from dashboard.actions import FLEET, REQUESTS
+from dashboard.action import FLEET, REQUESTS
 from dashboard.messages import GoTo, OpenTrace
-from dashboard.screens.console import ConsoleScreen, bindings_of
+from dashboard.screens.console import bindings_of
+from dashboard.screens.operator import OperatorScreen
 from dashboard.session import Session
 from dashboard.view.lines import DIM, Piece, Row, line
 from dashboard.view.requests import filtered, request_rows, requests_header
 from dashboard.widgets.listing import Listing
 
 
-class RequestsScreen(ConsoleScreen):
+class RequestsScreen(OperatorScreen):
     """Every request that is remembered."""
 
     NAME: ClassVar[str] = REQUESTS

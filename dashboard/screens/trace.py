@@ -10,12 +10,14 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from appliance.supervisor.admin.schemas import EngineRow, RequestRow, Trace
-from dashboard.actions import TRACE
+from dashboard.action import TRACE
 from dashboard.client.problems import ApiProblem, UnreachableError
-from dashboard.screens.console import ConsoleScreen, bindings_of
+from dashboard.screens.console import bindings_of
+from dashboard.screens.operator import OperatorScreen
 from dashboard.session import Session
 from dashboard.store.state import LIVE_STATES
 from dashboard.verbs import problem_note
+from dashboard.view.explain import Reason, Why, against, excess, is_of_phase, unexplained
 from dashboard.view.lines import WARN, Line, Piece, Row, line
 from dashboard.view.text import short_id
 from dashboard.view.topbar import crumb_line
@@ -31,15 +33,21 @@ from dashboard.view.trace import (
     phase_lines,
 )
 from dashboard.view.tree import Node
-from dashboard.view.waterfall import WIDE, Waterfall
+from dashboard.view.waterfall import CRITICAL, WIDE, Waterfall
 from dashboard.widgets.listing import Listing, Panel
 
 POLL_S: Final = 0.5
+_FRAME: Final = 2
+_LEAST_WHY: Final = 4
+_MOST_WHY: Final = 10
+"""Rows of the explanation's box on a short screen: the waterfall shall stay in sight."""
+_TALL: Final = 36
+_EXPLAIN_TRIES: Final = 4
 _PATIENCE: Final = 20
 """Polls after the request ended before an absent or incomplete trace is taken as it is."""
 
 
-class TraceScreen(ConsoleScreen):
+class TraceScreen(OperatorScreen):
     """Spans as a tree with bars on a time axis; the selected one in detail below."""
 
     NAME: ClassVar[str] = TRACE
@@ -54,15 +62,20 @@ class TraceScreen(ConsoleScreen):
         self._request_id = request_id
         self._trace: Trace | None = None
         self._absent = ""
+        self._reason = Reason()
+        self._shows_why = True
         self._toggled: frozenset[str] = frozenset()
         self._linear = False
 
     def body(self) -> Iterable[Widget]:
-        """Headline, waterfall, detail."""
+        """Headline, waterfall; below it why, where the time went, and the selected span."""
         yield Panel(id="headline")
         yield Listing(id="waterfall", classes="box")
         yield Horizontal(
-            Panel(id="phases", classes="box"), Panel(id="attributes", classes="box"), id="detail"
+            Listing(id="why", classes="box"),
+            Panel(id="phases", classes="box"),
+            Panel(id="attributes", classes="box"),
+            id="detail",
         )
 
     def on_mount(self) -> None:
@@ -78,13 +91,30 @@ class TraceScreen(ConsoleScreen):
             await self._fetch()
             self.paint()
             if self._trace and is_final(self._trace, LIVE_STATES):
-                return
+                break
             request = self.selected_request()
             patience -= 0 if request and request.state in LIVE_STATES else 1
             await asyncio.sleep(POLL_S)
         if self._trace is None:
             self._absent = self._absent or "no trace is kept of this request"
             self.paint()
+            return
+        await self._explain()
+
+    async def _explain(self) -> None:
+        """Ask why it took so long, once it has ended; what was just stored may need a moment."""
+        for _ in range(_EXPLAIN_TRIES):
+            self._reason = await self._ask_why()
+            self.paint()
+            if self._reason.is_final:
+                return
+            await asyncio.sleep(POLL_S)
+
+    async def _ask_why(self) -> Reason:
+        try:
+            return Reason(await self.session.source.insight.explanation(self._request_id))
+        except (ApiProblem, UnreachableError) as error:
+            return unexplained(error)
 
     async def _fetch(self) -> None:
         try:
@@ -113,12 +143,48 @@ class TraceScreen(ConsoleScreen):
             return
         trace = self._trace
         self.query_one("#headline", Panel).show([headline(trace)])
-        waterfall = Waterfall(trace, panel.content_size.width, linear=self._linear)
+        width = panel.content_size.width
+        why = self._reason.rows(self._why_width())
+        waterfall = self._waterfall(trace, width, why)
         panel.fill(waterfall.header(), waterfall.rows(self._toggled))
         position = panel.position()
-        whole = completeness(trace)
+        whole = self._whole(trace)
         panel.entitle(facts(trace.request), f"{whole} · {position}" if position else whole)
+        self._paint_why(why)
         self._paint_detail(trace, waterfall)
+
+    def _whole(self, trace: Trace) -> str:
+        critical = f" · {CRITICAL} critical path" if self._reason.critical else ""
+        return f"{completeness(trace, wide=self.size.width >= WIDE)}{critical}"
+
+    def _waterfall(self, trace: Trace, width: int, why: Why) -> Waterfall:
+        marked = self._marked(trace, why) if self._shows_why else frozenset[str]()
+        return Waterfall(
+            trace, width, linear=self._linear, critical=self._reason.critical, marked=marked
+        )
+
+    def _marked(self, trace: Trace, why: Why) -> frozenset[str]:
+        """The spans that the selected row of the explanation is about."""
+        key = self.query_one("#why", Listing).selected or ""
+        phase = why.phases.get(key)
+        if phase is None:
+            return why.spans.get(key, frozenset())
+        return frozenset(span.span_id for span in trace.spans if is_of_phase(span.name, phase))
+
+    def _why_width(self) -> int:
+        return max(20, self.query_one("#why", Listing).content_size.width - 1)
+
+    def _paint_why(self, why: Why) -> None:
+        detail = self.query_one("#detail")
+        detail.set_class(self._shows_why, "-why")
+        height = min(max(_LEAST_WHY, len(why.rows) + _FRAME), _MOST_WHY)
+        short = self._shows_why and self.size.height < _TALL
+        detail.styles.height = height if short else None
+        if not self._shows_why:
+            return
+        listing, answer = self.query_one("#why", Listing), self._reason.answer
+        listing.fill((), why.rows)
+        listing.entitle(excess(answer) if answer else "why", against(answer) if answer else "")
 
     def _paint_detail(self, trace: Trace, waterfall: Waterfall) -> None:
         attributes = self.query_one("#attributes", Panel)
@@ -150,8 +216,20 @@ class TraceScreen(ConsoleScreen):
         return self.session.engine(request.engine) if request else None
 
     @on(Listing.Moved)
-    def _moved(self) -> None:
+    def _moved(self, event: Listing.Moved) -> None:
+        if event.listing.id == "why":
+            self._point()
         self.paint()
+
+    def _point(self) -> None:
+        """Bring the spans of the selected cause into view."""
+        if self._trace is None:
+            return
+        why = self._reason.rows(self._why_width())
+        waterfall = Waterfall(self._trace, self.size.width)
+        key = waterfall.find(self._marked(self._trace, why), self._toggled)
+        if key is not None:
+            self.query_one("#waterfall", Listing).select(key)
 
     @on(Listing.Opened)
     def _opened(self) -> None:
@@ -172,6 +250,14 @@ class TraceScreen(ConsoleScreen):
         for shown in waterfall.shown(self._toggled):
             if shown.node.key == key and shown.node.children and shown.is_open != want_open:
                 self.action_fold()
+
+    def action_why(self) -> None:
+        """Show why it took so long, or the selected span instead."""
+        self._shows_why = not self._shows_why
+        if not self._shows_why:
+            self.query_one("#waterfall").focus()
+        self.paint()
+        self.call_after_refresh(self.paint)  # the panels have other sizes then
 
     def action_axis(self) -> None:
         """Switch the scale."""

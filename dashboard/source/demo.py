@@ -24,6 +24,7 @@ from dashboard.client.problems import ApiProblem
 from dashboard.client.prompt import PromptAnswer
 from dashboard.source.demo_adapters import ROOT
 from dashboard.source.demo_fleet import START, Fleet
+from dashboard.source.demo_insight import DemoInsight, problem
 from dashboard.source.demo_trace import demo_trace
 from dashboard.source.frames import Frame, History, Link
 
@@ -51,6 +52,7 @@ class DemoSource:
         self._past: list[Stats] = []
         self._pushed: list[Frame] = []
         self._stepped = asyncio.Condition()
+        self._insight = DemoInsight(self._fleet, self._operation)
         for _ in range(warm_up):
             self._past.extend(f for f in self._fleet.step(STEP_S) if isinstance(f, Stats))
 
@@ -58,6 +60,11 @@ class DemoSource:
     def label(self) -> str:
         """Stands where an address would."""
         return "demo"
+
+    @property
+    def insight(self) -> DemoInsight:
+        """Invented explanations."""
+        return self._insight
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Yield frames for ever."""
@@ -96,7 +103,7 @@ class DemoSource:
         for row in rows:
             if row.id == request_id:
                 return row.model_copy()
-        raise _problem(404, "not_found", "no such trace", "it comes when the request ends")
+        raise problem(404, "not_found", "no such trace", "it comes when the request ends")
 
     async def sleep(self, engine_id: str, body: SleepBody) -> Operation:
         """Drain and sleep."""
@@ -122,7 +129,7 @@ class DemoSource:
     def _check(self, engine_id: str, verb: str) -> None:
         engine = self._fleet.engines.get(engine_id)
         if engine is None:
-            raise _problem(404, "not_found", f"no engine {engine_id}", "see the engines table")
+            raise problem(404, "not_found", f"no engine {engine_id}", "see the engines table")
         if verb not in engine.allowed_actions:
             raise ApiProblem(
                 Problem(
@@ -140,7 +147,7 @@ class DemoSource:
         """Load an invented adapter; only what is below the root exists."""
         if not body.path.startswith(f"{ROOT}/"):
             text = "there is no such directory below an adapter root"
-            raise _problem(422, "adapter_not_found", text, f"the demo has {ROOT}")
+            raise problem(422, "adapter_not_found", text, f"the demo has {ROOT}")
         operation = self._operation("lora.load", name)
         fleet = self._fleet
         self._push(fleet.adapters.begin_load(name, body, operation, fleet.at))
@@ -163,7 +170,7 @@ class DemoSource:
     def _adapter(self, name: str) -> AdapterRow:
         row = self._fleet.adapters.rows.get(name)
         if row is None:
-            raise _problem(404, "not_found", f"no adapter {name}", "see the adapters table")
+            raise problem(404, "not_found", f"no adapter {name}", "see the adapters table")
         return row
 
     def _ended(self, operation: Operation) -> Operation:
@@ -172,17 +179,7 @@ class DemoSource:
         return ended.model_copy()
 
     def _operation(self, kind: OperationKind, target: str) -> Operation:
-        fleet = self._fleet
-        operation = Operation(
-            id=f"op-{len(fleet.operations) + 1}",
-            kind=kind,
-            target=target,
-            state="running",
-            actor="demo",
-            trace_id="0" * 32,
-            created_at=fleet.at,
-        )
-        fleet.operations[operation.id] = operation
+        operation = self._fleet.begin_operation(kind, target)
         self._push([operation.model_copy()])
         return operation
 
@@ -205,14 +202,14 @@ class DemoSource:
         """End a live request."""
         row = self._fleet.requests.get(request_id)
         if row is None:
-            raise _problem(409, "conflict", "the request has ended", "open its trace instead")
+            raise problem(409, "conflict", "the request has ended", "open its trace instead")
         self._push([self._fleet.end_request(row, "aborted", "aborted_by_operator")])
         return AbortAnswer(id=request_id, state="aborted", completion_tokens=row.completion_tokens)
 
     async def try_prompt(self, model: str, prompt: str) -> PromptAnswer:
         """Run an invented request to its end."""
         if not any(engine.state == "ready" for engine in self._fleet.engines.values()):
-            raise _problem(503, "engine_asleep", "no engine is ready", "w wakes one")
+            raise problem(503, "engine_asleep", "no engine is ready", "w wakes one")
         row = self._fleet.new_request("you", 24, model)
         self._push([row])
         async with self._stepped:
@@ -237,7 +234,3 @@ def _system(label: str) -> SystemInfo:
         on_asleep="wake",
         adapter_roots=[ROOT],
     )
-
-
-def _problem(status: int, code: str, detail: str, hint: str) -> ApiProblem:
-    return ApiProblem(Problem(title=code, status=status, detail=detail, code=code, hint=hint))

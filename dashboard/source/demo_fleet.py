@@ -11,11 +11,14 @@ from appliance.supervisor.admin.schemas import (
     EngineStateName,
     JournalEvent,
     Operation,
+    OperationKind,
     Progress,
     RequestRow,
     Stats,
 )
 from dashboard.source.demo_adapters import USERS, DemoAdapters
+from dashboard.source.demo_log import DemoLog
+from dashboard.source.demo_profiles import DemoProfiles
 from dashboard.source.demo_stats import stats_frame
 from dashboard.source.frames import Frame
 
@@ -30,6 +33,18 @@ _ACTIONS: Final[dict[str, list[str]]] = {
 }
 _BATCH: Final = 6
 _KEYS: Final = ("ci-bot", "alice", "web", "batch")
+
+
+_BEFORE: Final[tuple[tuple[int, str, Literal["info", "warning", "error"], str, str], ...]] = (
+    (230, "gateway.started", "info", "gateway-0", "gateway-0 listens"),
+    (185, "engine.ready", "info", "e0", "e0 serves"),
+    (184, "engine.ready", "info", "e1", "e1 serves"),
+    (120, "engine.asleep", "info", "e2", "e2 freed 290 MB"),
+    (41, "exporter.failing", "warning", "collector", "collector did not answer; spans wait"),
+    (22, "exporter.works", "info", "collector", "collector answers again, nothing was lost"),
+    (6, "engine.starting", "info", "e3", "e3 was spawned"),
+)
+"""What happened before the demo begins: seconds ago, and the event."""
 
 
 @dataclass
@@ -57,6 +72,8 @@ class Fleet:
     jobs: list[Job] = field(default_factory=list[Job])
     ended: list[RequestRow] = field(default_factory=list[RequestRow])
     adapters: DemoAdapters = field(default_factory=lambda: DemoAdapters(START))
+    profiles: DemoProfiles = field(default_factory=DemoProfiles)
+    log: DemoLog = field(default_factory=DemoLog)
 
     def __post_init__(self) -> None:
         states: tuple[EngineStateName, ...] = ("ready", "ready", "asleep", "starting")
@@ -65,6 +82,9 @@ class Fleet:
         self.engines["e2"].sleep_level = 1
         self.engines["e2"].resident_bytes = BASE_BYTES
         self.jobs.append(Job("e3", "start", left_s=14, length_s=20))
+        for before_s, kind, level, subject, text in _BEFORE:
+            entry = self.event(kind, level, subject, text)
+            entry.at = START - timedelta(seconds=before_s)
 
     def _engine(self, index: int, state: EngineStateName) -> EngineRow:
         return EngineRow(
@@ -95,7 +115,23 @@ class Fleet:
         yield from self._progress(step_s)
         yield from self._load()
         yield from self._adapters(step_s)
+        yield from self._profiles(step_s)
         yield self.stats()
+
+    def _profiles(self, step_s: float) -> Iterator[Frame]:
+        for operation, row in list(self.profiles.step(step_s, self.at)):
+            if row is None:
+                yield operation.model_copy()
+                continue
+            text = f"{row.steps} steps recorded"
+            yield self.event("profile.done", "info", row.engine, text)
+            result = {
+                "profile_id": row.id,
+                "first_step": row.first_step,
+                "last_step": row.last_step,
+                "files": [file.model_dump() for file in row.files],
+            }
+            yield self.end_operation(operation, result)
 
     def _adapters(self, step_s: float) -> Iterator[Frame]:
         requests = self.requests.values()
@@ -126,7 +162,23 @@ class Fleet:
             id=len(self.events) + 1, at=self.at, kind=kind, level=level, subject=subject, text=text
         )
         self.events.append(entry)
+        self.log.write(self.at, "supervisor", level, kind, text)
         return entry
+
+    def begin_operation(self, kind: OperationKind, target: str) -> Operation:
+        """Note that somebody ordered something."""
+        operation = Operation(
+            id=f"op-{len(self.operations) + 1}",
+            kind=kind,
+            target=target,
+            state="running",
+            actor="demo",
+            trace_id="0" * 32,
+            created_at=self.at,
+        )
+        self.operations[operation.id] = operation
+        self.log.write(self.at, "supervisor", "info", "operation", f"{kind} of {target} begins")
+        return operation
 
     def _incident(self, step_s: float) -> Iterator[Frame]:
         before_s = self.elapsed_s - step_s
@@ -291,6 +343,7 @@ class Fleet:
         row.state, row.error_code, row.ended_at = state, code, self.at
         row.status = 200 if state == "finished" else 499 if state == "aborted" else 500
         self.ended = [*self.ended[-199:], row]
+        self.log.write_end(row, self.at)
         return row.model_copy()
 
     def _fail_all(

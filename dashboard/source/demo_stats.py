@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from appliance.supervisor.admin.schemas import EngineRow, Percentiles, RequestRow, Stats
+from dashboard.source.demo_slo import slo_rows
 
 WINDOW_S: Final = 60.0
 
@@ -52,6 +53,7 @@ def stats_frame(
         aborted=sum(row.state == "aborted" for row in ended),
         failed=sum(row.state == "failed" for row in ended),
         dropped_records=0,
+        slos=slo_rows(recent, ended),
     )
 
 

@@ -21,6 +21,7 @@ from appliance.supervisor.admin.schemas import (
     WhoAmI,
 )
 from dashboard.client.prompt import PromptAnswer
+from dashboard.source.insight import Insight
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,11 @@ class Source(Protocol):
     @property
     def label(self) -> str:
         """Which instance this is."""
+        ...
+
+    @property
+    def insight(self) -> Insight:
+        """What explains it."""
         ...
 
     def frames(self) -> AsyncIterator[Frame]:

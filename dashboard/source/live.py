@@ -27,6 +27,7 @@ from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.client.prompt import PromptAnswer, data_endpoint, try_prompt
 from dashboard.client.sse import Backoff, ServerEvent
 from dashboard.source.frames import Alive, Frame, Gap, History, Link
+from dashboard.source.insight import Insight
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +94,11 @@ class LiveSource:
     def label(self) -> str:
         """The address that was given."""
         return self._endpoint.label
+
+    @property
+    def insight(self) -> Insight:
+        """The routes that explain the instance."""
+        return self._api.insight
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Yield frames for ever; a broken line is said once and mended with growing waits."""

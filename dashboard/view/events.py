@@ -4,17 +4,11 @@ from typing import Final
 
 from appliance.supervisor.admin.schemas import JournalEvent, Operation
 from dashboard.store.state import State
-from dashboard.view.lines import BAD, DIM, GOOD, INFO, PLAIN, WARN, Line, Piece, fit, line
+from dashboard.view.lines import BAD, DIM, GOOD, PLAIN, WARN, Line, Piece, fit, line
+from dashboard.view.operations import LOOKS
 from dashboard.view.text import age, clean, clock, meter
 
 LEVELS: Final = {"info": ("INFO", DIM), "warning": ("WARN", WARN), "error": ("ERR ", BAD)}
-_LOOKS: Final = {
-    "queued": ("◌", WARN),
-    "running": ("◑", INFO),
-    "done": ("✓", GOOD),
-    "failed": ("✗", BAD),
-    "canceled": ("■", WARN),
-}
 _BAR: Final = 8
 
 
@@ -58,7 +52,7 @@ def _restarts(number: int) -> str:
 
 
 def _operation(state: State, row: Operation, now_s: float, width: int) -> Line:
-    glyph, tone = _LOOKS[row.state]
+    glyph, tone = LOOKS[row.state]
     until = row.ended_at or state.server_now(now_s)
     took = age((until - row.created_at).total_seconds())
     progress = ""

@@ -6,6 +6,7 @@ alone: a glyph or a word stands beside it.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import Final, NamedTuple
 
 from rich.cells import cell_len, set_cell_size
@@ -109,3 +110,11 @@ def spread(left: Line, right: Line, width: int) -> Line:
         kept.append(Piece(text, piece.tone))
         room -= cell_len(text)
     return (*kept, Piece(" " * max(0, room)), *right)
+
+
+def wrapped(
+    text: str, width: int, *, first: str = " ", indent: str = " ", tone: str = PLAIN
+) -> list[Line]:
+    """`text` in as many lines as it needs; `first` and `indent` stand before the lines."""
+    texts = wrap(text, max(12, width - 1), initial_indent=first, subsequent_indent=indent)
+    return [line(Piece(fit(text, min(cell_len(text), width)), tone)) for text in texts or [first]]

@@ -4,18 +4,29 @@ from typing import Final
 
 from dashboard.store.state import State
 from dashboard.view.lines import BAD, BOLD, DIM, GOOD, WARN, Line, Piece, line, spread
+from dashboard.view.slo import slo_badge
 from dashboard.view.text import age, clean, clock
 
 WIDE: Final = 100
 _NAME_WIDTH: Final = 24
+_SHORT_NAME: Final = 16
 BACK: Final = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}"
 
 
 def top_line(state: State, label: str, role: str, now_s: float, width: int) -> Line:
     """The line on top of fleet and requests."""
-    load = _load(state) if width >= WIDE else Piece("")
-    left = line(Piece(" quarterdeck ", BOLD), f"{_instance(state, label)}  ", ready(state), load)
+    wide, badge = width >= WIDE, _badge(state)
+    load = _load(state) if wide else Piece("")
+    name = _instance(state, label)
+    lead = line(Piece(" quarterdeck ", BOLD), f"{name}  ")
+    if badge.text and not wide:  # the promise is worth more than the product's name
+        lead = line(Piece(f" {name[-_SHORT_NAME:]} ", BOLD))
+    left = line(*lead, ready(state), "  " if badge.text else "", badge, load)
     return spread(left, _right(state, role, now_s), width)
+
+
+def _badge(state: State) -> Piece:
+    return slo_badge(state.stats.slos) if state.stats else Piece("")
 
 
 def crumb_line(state: State, crumbs: str, outcome: Piece, now_s: float, width: int) -> Line:

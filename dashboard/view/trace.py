@@ -49,12 +49,12 @@ def facts(request: RequestRow) -> str:
     return " · ".join(parts)
 
 
-def completeness(trace: Trace) -> str:
+def completeness(trace: Trace, *, wide: bool = True) -> str:
     """Whether both halves of every message were seen."""
     spans = f"{len(trace.spans)} spans"
     if trace.complete:
-        return f"{spans} · ✓ complete: every message has both halves"
-    return f"{spans} · ▲ incomplete: a message lacks a half"
+        return f"{spans} · ✓ complete{': every message has both halves' if wide else ''}"
+    return f"{spans} · ▲ incomplete{': a message lacks a half' if wide else ''}"
 
 
 def headline(trace: Trace) -> Line:

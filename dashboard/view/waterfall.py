@@ -22,6 +22,8 @@ from dashboard.view.text import clean
 from dashboard.view.tree import NS_PER_MS, Node, Shown, build_tree, duration_ms, shown_rows
 
 WIDE: Final = 120
+CRITICAL: Final = "┃"
+POINTER: Final = "◂"
 _SELF_WIDTH: Final = 8
 _PERCENT_WIDTH: Final = 5
 _PROCESS_WIDTH: Final = 11
@@ -46,9 +48,21 @@ class Waterfall:
         trace: The spans.
         width: Cells for a whole row.
         linear: One scale all the way, instead of a compressed one after the first token.
+        critical: Ids of the spans on the critical path; a heavy line stands before their bars.
+        marked: Ids of spans to point at.
     """
 
-    def __init__(self, trace: Trace, width: int, *, linear: bool = False) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        width: int,
+        *,
+        linear: bool = False,
+        critical: frozenset[str] = frozenset(),
+        marked: frozenset[str] = frozenset(),
+    ) -> None:
+        self._critical = critical
+        self._marked = marked
         self._root = build_tree(trace.spans)
         self._wide = width >= WIDE
         self._name_width = 44 if self._wide else 27
@@ -83,16 +97,29 @@ class Waterfall:
         tone = _tone(node)
         faint = DIM if node.is_group or node.span.linked else PLAIN
         process = fit(clean(node.span.process), _PROCESS_WIDTH) if self._wide else ""
+        is_critical = not node.is_group and node.span.span_id in self._critical
         return line(
-            Piece(
-                fit(_label(shown, 2 if self._wide else 1), self._name_width),
-                BAD if _failed(node) else faint,
-            ),
-            Piece(f"{process}│", DIM),
+            self._name(shown, BAD if _failed(node) else faint),
+            Piece(process, DIM),
+            Piece(CRITICAL, f"bold {WARN}") if is_critical else Piece("│", DIM),
             Piece(self._bar(node), tone),
             Piece("│", DIM),
             Piece(self._own(node), faint),
         )
+
+    def _name(self, shown: Shown, tone: str) -> Piece:
+        """The label; one that is pointed at ends in an arrow, which needs no colour."""
+        label = _label(shown, 2 if self._wide else 1)
+        if not any(span.span_id in self._marked for span in shown.node.spans):
+            return Piece(fit(label, self._name_width), tone)
+        return Piece(f"{fit(label, self._name_width - 2)}{POINTER} ", f"bold {WARN}")
+
+    def find(self, wanted: frozenset[str], toggled: frozenset[str]) -> str | None:
+        """Key of the first shown row that holds one of these spans."""
+        for shown in self.shown(toggled):
+            if any(span.span_id in wanted for span in shown.node.spans):
+                return shown.node.key
+        return None
 
     def _bar(self, node: Node) -> str:
         if node.is_group:

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from textual.events import Click
 
-from dashboard.actions import Action, footer_actions
+from dashboard.action import Action
+from dashboard.actions import footer_actions
 from dashboard.view.lines import BOLD, DIM, PLAIN, Line, Piece
 from dashboard.widgets.listing import Panel
 

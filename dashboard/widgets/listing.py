@@ -109,6 +109,11 @@ class Listing(Panel):
         row = self._rows[self._cursor] if self._rows else None
         return row.key if row and row.key else None
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the cursor stands on the last row."""
+        return self._cursor >= len(self._rows) - 1
+
     def fill(self, header: Line, rows: Sequence[Row]) -> None:
         """Replace the rows. The cursor follows its row, unless it was left on the first one."""
         selected = self.selected

@@ -91,6 +91,8 @@ class AsyncMPClient(AsyncEngineCoreClient):
         self.counts = MessageCounts()
         self._on_message = on_message
         self._on_hop = on_hop
+        self.records_hops = True
+        """False: halves of hops are not even made."""
         self._headers = HeaderMaker(name, epoch)
         self._epochs: dict[str, int] = {}
         self._collectors: dict[str, RequestOutputCollector] = {}
@@ -272,19 +274,20 @@ class AsyncMPClient(AsyncEngineCoreClient):
         error = self._send_frames(identity, frames)
         if error is None:
             self.counts.sent[name] += 1
-        self._on_hop(
-            sent_half(
-                header,
-                name,
-                engine_id,
-                parent,
-                start_ns=start_ns,
-                size_bytes=sum(map(len, frames)),
-                links=links,
-                call=call,
-                error=error,
+        if self.records_hops:
+            self._on_hop(
+                sent_half(
+                    header,
+                    name,
+                    engine_id,
+                    parent,
+                    start_ns=start_ns,
+                    size_bytes=sum(map(len, frames)),
+                    links=links,
+                    call=call,
+                    error=error,
+                )
             )
-        )
         if error is not None:
             raise EngineUnreachableError(f"{engine_id} (epoch {epoch}): {error}")
         return context.span_id
@@ -341,20 +344,24 @@ class AsyncMPClient(AsyncEngineCoreClient):
         dequeued_ns = now_ns()
         if self._epochs.get(header.sender) != header.engine_epoch:
             self.counts.fenced += 1
-            self._on_hop(received_half(incoming, self.name, dequeued_ns, "fenced"))
+            if self.records_hops:
+                self._on_hop(received_half(incoming, self.name, dequeued_ns, "fenced"))
             return
         try:
-            known = self._dispatch(header.sender, header.engine_epoch, body)
+            known = self._dispatch(incoming)
         except Exception:
             logger.exception("handling %s of %s failed", name, header.sender)
             known = True
         outcome = "ok" if known else "unknown"
-        self._on_hop(received_half(incoming, self.name, dequeued_ns, outcome))
+        if self.records_hops:
+            self._on_hop(received_half(incoming, self.name, dequeued_ns, outcome))
 
-    def _dispatch(self, engine_id: str, epoch: int, body: Body) -> bool:
+    def _dispatch(self, incoming: Incoming) -> bool:
+        header, body = incoming.header, incoming.body
+        engine_id, epoch = header.sender, header.engine_epoch
         match body:
             case EngineOutputs():
-                return self._deliver(body)
+                return self._deliver(body, header.sent_ns, incoming.received_ns)
             case UtilityReply():
                 pending = self._calls.get(body.call_id)
                 if pending is None or pending.reply.done():
@@ -368,7 +375,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
                 self._on_message(engine_id, epoch, body)  # pyright: ignore[reportArgumentType] - the codec decodes only FromEngine here; others are dropped by their handlers
         return True
 
-    def _deliver(self, outputs: EngineOutputs) -> bool:
+    def _deliver(self, outputs: EngineOutputs, sent_ns: int, received_ns: int) -> bool:
         delivered = False
         for output in outputs.outputs:
             collector = self._collectors.get(output.request_id)
@@ -376,7 +383,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
                 self.counts.unknown += 1
                 continue
             delivered = True
-            collector.put(output)
+            collector.put(output, sent_ns, received_ns)
             if output.finish_reason is not None:
                 self._drop_collector(output.request_id)
         return delivered

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 
 from engine.client.core_client import EngineDeadError, OutputCollector
+from engine.clock import now_ns
 from engine.wire.messages import RequestOutput, TokenLogprobs
 
 
@@ -17,13 +18,35 @@ class RequestOutputCollector(OutputCollector):
         self.epoch = epoch
         self.send_span_id = ""
         """Span id in the header of the request's `AddRequest`."""
+        self.taken = 0
+        """Outputs that were read."""
+        self.waited_ns = 0
+        """How long they lay here unread, summed up, and the longest."""
+        self.max_waited_ns = 0
+        self.transit_ns = 0
+        """How long they took from the engine's send to this process, summed up."""
+        self._arrived_ns = 0
         self._pending: RequestOutput | None = None
         self._error: EngineDeadError | None = None
         self._ready = asyncio.Event()
 
-    def put(self, output: RequestOutput) -> None:
-        """Add what a step produced."""
-        self._pending = output if self._pending is None else merge(self._pending, output)
+    def put(
+        self, output: RequestOutput, sent_ns: int | None = None, received_ns: int | None = None
+    ) -> None:
+        """Add what a step produced.
+
+        Args:
+            output: Of this request.
+            sent_ns: When the engine sent it; None: not known.
+            received_ns: When it came to this process; None: now.
+        """
+        arrived_ns = now_ns() if received_ns is None else received_ns
+        if sent_ns is not None:
+            self.transit_ns += max(0, arrived_ns - sent_ns)
+        if self._pending is None:
+            self._pending, self._arrived_ns = output, arrived_ns
+        else:
+            self._pending = merge(self._pending, output)
         self._ready.set()
 
     def fail(self, error: EngineDeadError) -> None:
@@ -40,7 +63,14 @@ class RequestOutputCollector(OutputCollector):
             raise self._error
         if self._error is None:
             self._ready.clear()
+        self._note_taken()
         return output
+
+    def _note_taken(self) -> None:
+        waited_ns = now_ns() - self._arrived_ns
+        self.taken += 1
+        self.waited_ns += waited_ns
+        self.max_waited_ns = max(self.max_waited_ns, waited_ns)
 
 
 def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:

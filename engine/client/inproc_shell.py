@@ -35,6 +35,14 @@ class InprocShell:
         if not isinstance(record, StepRecord):
             self._on_hop(record)
 
+    @property
+    def recording(self) -> bool:
+        """Always: a client that wants no hops drops them."""
+        return True
+
+    def set_recording(self, *, recording: bool) -> None:
+        """There is no supervisor to spare."""
+
     def beat(self, phase: str) -> None:
         """Nobody watches an engine in its own process."""
 

@@ -7,6 +7,7 @@ other's place.
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from engine.core.chunk_pace import StepBudget
 from engine.core.kv_blocks import KvBlocks
@@ -22,6 +23,16 @@ MAX_SKIPPED = 64
 """Requests looked past in one step."""
 MAX_URGENT_LANES = 8
 """Lanes whose heads are looked at for a request that may take another's place."""
+
+
+class Obstacle(NamedTuple):
+    """Why newcomers had to wait when a step was planned, and for which of them it holds."""
+
+    reason: str
+    """As in `Timeline.waited_for`."""
+    last_arrival: int
+    """Whoever came later has not waited for it."""
+    at_ns: int
 
 
 class Admission:
@@ -42,6 +53,8 @@ class Admission:
         """By arrival, in the order of their admission."""
         self.growth_blocks = 0
         """Sum over the running requests."""
+        self.obstacle: Obstacle | None = None
+        """Of the last step that somebody had to wait for."""
         self._limits = limits
         self._kv = kv
         self._policy = policy
@@ -100,11 +113,32 @@ class Admission:
         """
         passed: set[int] = set()
         while budget.tokens > 0 and (request := self._next(passed, budget)) is not None:
-            has_place = self._policy.has_place(request, self.running.values())
-            if not (has_place and self._start(request, spare=True)):
+            if not self._policy.has_place(request, self.running.values()):
+                self.note_obstacle("seats")
+                return
+            if not self._start(request, spare=True):
+                self.note_obstacle("kv_blocks")
                 return
             self._note_overtaking(passed)
             yield request
+        if budget.tokens <= 0:
+            self.note_obstacle("budget")
+
+    def note_obstacle(self, reason: str) -> None:
+        """All that wait now, but for those that were passed for a reason of their own, wait for it.
+
+        Told to each of them only when it starts or ends: there may be thousands.
+        """
+        if self.waiting.has_settled:
+            self.obstacle = Obstacle(reason, self.waiting.last_arrival, self._kv.pool.now_ns)
+
+    def tell_obstacle(self, request: EngineRequest) -> None:
+        """Write into a request what it had to wait for, if it had to."""
+        obstacle = self.obstacle
+        if obstacle is None or request.arrival > obstacle.last_arrival:
+            return
+        if request.waited_for is None or obstacle.at_ns > request.looked_ns:
+            request.waited_for = obstacle.reason
 
     def _next(self, passed: set[int], budget: StepBudget) -> EngineRequest | None:
         for request in self.waiting.in_order():
@@ -113,6 +147,8 @@ class Admission:
             has_slot = self._has_adapter_slot(request)
             if has_slot and self._gets_tokens(request, budget):
                 return request
+            request.waited_for = "budget" if has_slot else "adapter"
+            request.looked_ns = self._kv.pool.now_ns
             is_patient = has_slot or request.overtaken < MAX_OVERTAKEN
             if not is_patient or len(passed) >= MAX_SKIPPED:
                 return None
@@ -146,6 +182,8 @@ class Admission:
             return False
         self.waiting.remove(request)
         self._policy.note_running(request)
+        self._tell_first_wait(request)
+        request.note_start()
         request.running, request.predicted_tokens = True, predicted
         request.growth_blocks = growth
         self.growth_blocks += growth
@@ -153,6 +191,10 @@ class Admission:
         if request.adapter_hash is not None:
             self._adapters[request.adapter_hash] += 1
         return True
+
+    def _tell_first_wait(self, request: EngineRequest) -> None:
+        if request.scheduled_ns is None:
+            self.tell_obstacle(request)
 
     def _growth_of(self, request: EngineRequest, predicted: int | None) -> int:
         if predicted is None:

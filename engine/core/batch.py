@@ -13,8 +13,16 @@ from engine.wire.messages import RequestError, SamplingParams, TokenLogprobs
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from engine.core.step_costs import ModelCosts
+
 Progress = Callable[[str, int, int], None]
 """Called with (phase, done, total); units are bytes."""
+OnStage = Callable[[int, int], None]
+"""Called with a stage of `engine.wire.flight` and the time when the step came to it."""
+
+
+def no_stage(_stage: int, _at_ns: int) -> None:
+    """Nobody wants to know how far a step is."""
 
 
 class DeviceFatalError(Exception):
@@ -161,6 +169,12 @@ class StepResult:
     """Of the prompt tokens at positions `start_position + 1` and up."""
     faults: dict[str, str] = field(default_factory=dict)
     """Requests that failed alone, with the reason."""
+    built_ns: int = 0
+    """The batch was packed and the forward pass began; 0: the runner does not say."""
+    forwarded_ns: int = 0
+    """The forward pass was over and sampling began."""
+    rows: int = 0
+    """Rows that were computed, padding included."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -182,6 +196,12 @@ class ModelFacts:
     """Tokens that a sliding-window layer sees, its own included."""
     num_window_blocks: int = 0
     """KV blocks of the sliding-window layers; 0: there are none."""
+    costs: "ModelCosts | None" = None
+    """What steps cost by the model's shape; None: utilisation is not reported."""
+    num_parameters: int = 0
+    peak_flops: float = 0.0
+    peak_bytes_per_s: float = 0.0
+    num_threads: int = 0
 
 
 @dataclass(slots=True, frozen=True)
@@ -258,6 +278,9 @@ class AdapterStore(Protocol):
 
 class ModelRunner(Protocol):
     """The model on its device. All calls come from the loop thread."""
+
+    on_stage: OnStage
+    """Set by the loop: told how far a step is, while it runs."""
 
     def load(self, progress: Progress) -> ModelFacts:
         """Read the weights, allocate the KV cache, warm up. Raises ConfigError."""

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
+from engine.core.ages import Ages
+
 
 class BlockPool:
     """Equal blocks of the KV cache, given out and taken back by number.
@@ -32,6 +34,13 @@ class BlockPool:
         """Free blocks whose content may still be reused."""
         self.evicted = 0
         """Cached blocks that were given to something else, cumulative."""
+        self.now_ns = 0
+        """Time of the step that is being planned; its owner sets it."""
+        self.residence = Ages()
+        """How long blocks were held when their last holder gave them back."""
+        self.eviction_age = Ages()
+        """How long evicted blocks had been free."""
+        self._since_ns = [0] * num_blocks
         self._holders = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
@@ -83,6 +92,8 @@ class BlockPool:
             self._forget(block)
             self.num_cached -= 1
             self.evicted += 1
+            self.eviction_age.add(self.now_ns - self._since_ns[block])
+        self._since_ns[block] = self.now_ns
         return block
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -92,6 +103,7 @@ class BlockPool:
                 assert self._hashes[block] is not None, "only cached blocks can be shared"
                 self._unlink(block)
                 self.num_cached -= 1
+                self._since_ns[block] = self.now_ns
             self._holders[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
@@ -105,6 +117,8 @@ class BlockPool:
                 raise ValueError(f"block {block} is not in use")
             self._holders[block] -= 1
             if self._holders[block] == 0:
+                self.residence.add(self.now_ns - self._since_ns[block])
+                self._since_ns[block] = self.now_ns
                 self._enqueue(block)
 
     def _enqueue(self, block: int) -> None:

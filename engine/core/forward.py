@@ -6,12 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.core.batch import Sampled, SampleRow, ScheduledRequest, StepResult
+from engine.clock import now_ns
+from engine.core.batch import OnStage, Sampled, SampleRow, ScheduledRequest, StepResult, no_stage
 from engine.core.sampler import Sampler, prompt_logprobs
 from engine.core.step_input import Bounds, pack, prompt_rows, sample_rows
 from engine.kernels.backend import KernelBackend, LayerCache
 from engine.layers.linear import StepAdapters
 from engine.models.decoder import Decoder
+from engine.wire.flight import BUILT, FORWARD, SAMPLED
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +34,20 @@ def run_step(
     sampler: Sampler,
     batch: Sequence[ScheduledRequest],
     adapters: StepAdapters | None = None,
+    on_stage: OnStage = no_stage,
 ) -> StepResult:
     """Compute requests that are within bounds; see `ModelRunner.execute`."""
     packed = pack(batch, model.kernels, model.bounds, model.device, adapters)
+    result = StepResult(built_ns=now_ns(), rows=packed.token_ids.shape[0])
+    on_stage(BUILT, result.built_ns)
     logits = model.decoder.forward(packed, model.caches)
+    result.forwarded_ns = now_ns()
+    on_stage(FORWARD, result.forwarded_ns)
     rows = [row for request in batch for row in sample_rows(request)]
-    result = StepResult()
     _score_prompts(logits[len(rows) :], batch, result)
     if rows:
         _keep(sampler.sample(logits[: len(rows)], rows), batch, rows, result)
+    on_stage(SAMPLED, now_ns())
     return result
 
 

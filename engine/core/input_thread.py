@@ -34,6 +34,7 @@ class InputThread(threading.Thread):
         config: Clients and epoch.
         records: Gets the hops of fenced messages; those of others are recorded by the loop.
         deliver: Takes a message to the loop; never blocks.
+        note: Writes kind and text of an event into the flight recorder.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class InputThread(threading.Thread):
         config: EngineConfig,
         records: RecordBuffer,
         deliver: Callable[[Received], None],
+        note: Callable[[str, str], None],
     ) -> None:
         super().__init__(name="input", daemon=True)
         self.counts = MessageCounts()
@@ -49,6 +51,7 @@ class InputThread(threading.Thread):
         self._config = config
         self._records = records
         self._deliver = deliver
+        self._note = note
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC)
         self._stopping = False
         self._clients: dict[Any, int] = {}
@@ -112,6 +115,7 @@ class InputThread(threading.Thread):
 
     def _fence(self, received: Received) -> None:
         self.counts.fenced += 1
+        self._note("fenced", f"{type(received.body).__name__} for another epoch")
         at_ns = received.received_ns
         name = self._config.engine_id
         self._records.add(received_half(received, name, at_ns, at_ns, "fenced"))

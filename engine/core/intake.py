@@ -94,6 +94,6 @@ class Intake:
         try:
             wrong = complaint(message, self._facts.vocab_size)
         except Exception:
-            logger.exception("a request could not be checked")
+            logger.exception("request %s could not be checked", message.request_id)
             return failed("internal_error", "the engine could not check this request")
         return None if wrong is None else failed("invalid_request", wrong)

@@ -20,8 +20,11 @@ from engine.core.batch import (
 )
 from engine.core.canary import canary_tokens
 from engine.core.endings import ABORTED, CLIENT_CUT_OFF
+from engine.core.flight_events import ending_event
+from engine.core.flight_recorder import FlightRecorder
 from engine.core.intake import Intake
-from engine.core.mail import CutOff, Outcome, Received, Shell, received_half, under
+from engine.core.mail import CutOff, Outcome, Received, Shell, StepStamps, received_half, under
+from engine.core.plan import links_without_output
 from engine.core.power import Power
 from engine.core.request import (
     Ending,
@@ -48,6 +51,7 @@ class EngineCore:
         facts: What `runner.load` found.
         shell: Takes messages and records.
         clock: Nanoseconds; tests bring their own.
+        flight: Is told of every step and of what is of note; None: nothing is recorded.
     """
 
     def __init__(
@@ -57,11 +61,14 @@ class EngineCore:
         facts: ModelFacts,
         shell: Shell,
         clock: Callable[[], int] = now_ns,
+        flight: FlightRecorder | None = None,
     ) -> None:
         self.config = config
         self.facts = facts
         self.shell = shell
         self.clock = clock
+        self.flight = flight or FlightRecorder()
+        runner.on_stage = self.flight.stage
         self.step_number = 0
         self.accounts = Accounts()
         self.scheduler = make_scheduler(config, facts)
@@ -135,15 +142,39 @@ class EngineCore:
         for share in plan.batch:
             if share.samples and share.grammar is not None:
                 share.grammar.begin_mask()  # while the model runs
+        self._note_plan(plan, started_ns)
         scheduled_ns = self.clock()
-        result = self._execute(plan.batch)
+        result = self._compute(plan.batch)
         executed_ns = self.clock()
         times = StepTimes(self.step_number, started_ns, executed_ns, len(plan.batch))
         produced = self.scheduler.update(plan, result, times)
+        updated_ns = self.clock()
 
         context = new_context()
         self.publish([*plan.ended, *produced], context)
-        self._record_step(plan, context, times, scheduled_ns)
+        stamps = StepStamps(scheduled_ns, updated_ns, self.clock())
+        step = self._step_record(plan, result, context, times, stamps)
+        self.flight.end_step(stamps.end_ns)
+        self.accounts.add_step(plan, result, step)
+        self.accounts.add_costs(plan, self.facts)
+        if self.shell.recording:
+            self.shell.record(step)
+
+    def _note_plan(self, plan: Plan, started_ns: int) -> None:
+        """Tell the flight recorder of a step before it can go wrong."""
+        if plan.preempted:
+            text = f"{plan.preempted} requests, for step {self.step_number}"
+            self.flight.event("preempted", text, started_ns)
+        waiting, used = self.scheduler.num_waiting, self.scheduler.pool.num_used
+        self.flight.begin_step(self.step_number, started_ns, plan, waiting, used)
+
+    def _compute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Execute the batch, inside a span of the profile if one is being taken."""
+        profile = self.utilities.profiles.running
+        if profile is None:
+            return self._execute(batch)
+        with profile.step(self.step_number):
+            return self._execute(batch)
 
     def _execute(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         """Run the batch; when it fails, run each request alone, so that only the bad ones fail."""
@@ -153,6 +184,7 @@ class EngineCore:
             raise
         except Exception:
             logger.exception("step %d failed: trying its requests one by one", self.step_number)
+            self.flight.event("step.failed", f"step {self.step_number}, tried one by one")
         result = StepResult()
         for share in batch:
             self._execute_alone(share, result)
@@ -172,28 +204,39 @@ class EngineCore:
         result.prompt_logprobs.update(alone.prompt_logprobs)
         result.faults.update(alone.faults)
 
-    def _record_step(
-        self, plan: Plan, context: TraceContext, times: StepTimes, scheduled_ns: int
-    ) -> None:
-        end_ns = self.clock()
-        self.accounts.add_step(plan, end_ns - times.started_ns)
-        self.shell.record(
-            StepRecord(
-                engine_id=self.config.engine_id,
-                epoch=self.config.epoch,
-                step=times.number,
-                trace_id=context.trace_id,
-                span_id=context.span_id,
-                start_ns=times.started_ns,
-                scheduled_ns=scheduled_ns,
-                executed_ns=times.executed_ns,
-                end_ns=end_ns,
-                prefill_tokens=plan.prefill_tokens,
-                decode_tokens=plan.decode_tokens,
-                requests=len(plan.batch),
-                used_blocks=self.scheduler.counts.used_blocks,
-                preempted=plan.preempted,
-            )
+    def _step_record(
+        self,
+        plan: Plan,
+        result: StepResult,
+        context: TraceContext,
+        times: StepTimes,
+        stamps: StepStamps,
+    ) -> StepRecord:
+        links: tuple[HopLink, ...] = ()
+        if plan.prefill_tokens and self.shell.recording:
+            links = links_without_output(plan)
+        return StepRecord(
+            engine_id=self.config.engine_id,
+            epoch=self.config.epoch,
+            step=times.number,
+            trace_id=context.trace_id,
+            span_id=context.span_id,
+            start_ns=times.started_ns,
+            scheduled_ns=stamps.scheduled_ns,
+            executed_ns=times.executed_ns,
+            end_ns=stamps.end_ns,
+            prefill_tokens=plan.prefill_tokens,
+            decode_tokens=plan.decode_tokens,
+            requests=len(plan.batch),
+            used_blocks=self.scheduler.pool.num_used,
+            preempted=plan.preempted,
+            built_ns=result.built_ns,
+            forwarded_ns=result.forwarded_ns,
+            updated_ns=stamps.updated_ns,
+            rows=result.rows,
+            waiting=self.scheduler.num_waiting,
+            cached_tokens=plan.cached_tokens,
+            links=links,
         )
 
     def publish(self, produced: Iterable[Produced], parent: TraceContext) -> None:
@@ -202,6 +245,8 @@ class EngineCore:
         by_client: dict[int, list[Produced]] = {}
         for item in produced:
             self.accounts.add_output(item, now)
+            if ending := ending_event(item):
+                self.flight.event(*ending, now)
             if item.request.owner is None:
                 self.utilities.probe_output(item.output)
             else:
@@ -210,7 +255,7 @@ class EngineCore:
             body = EngineOutputs(
                 step=self.step_number, outputs=tuple(item.output for item in items)
             )
-            links = tuple(HopLink(item.request.request_id, item.request.context) for item in items)
+            links = tuple(item.request.link for item in items) if self.shell.recording else ()
             self.shell.post(under(parent, client, body, now, links=links))
 
     # ------------------------------------------------------------ messages
@@ -226,18 +271,21 @@ class EngineCore:
             self.utilities.start(mail, mail.body, dequeued_ns)  # records the hop when it replies
             return
         outcome, done_ns = self._handle(mail)
-        name = self.config.engine_id
-        self.shell.record(received_half(mail, name, dequeued_ns, done_ns, outcome))
+        if self.shell.recording:
+            name = self.config.engine_id
+            self.shell.record(received_half(mail, name, dequeued_ns, done_ns, outcome))
 
     def _handle(self, mail: Received) -> tuple[Outcome, int]:
         """Handle a request or an abort; return how that went and when it was done."""
         if not self._is_current(mail.header):
             self.accounts.fenced += 1
+            kind = type(mail.body).__name__
+            self.flight.event("fenced", f"{kind} of a dead {mail.header.sender}")
             return "fenced", self.clock()
         admitted_ns = self.clock()
         match mail.body:
             case AddRequest() if mail.body.request_id in self.scheduler.requests:
-                logger.error("dropped a request whose id is in use")
+                logger.error("dropped request %s: its id is in use", mail.body.request_id)
                 return "unknown", self.clock()
             case AddRequest():
                 self._admit(mail, mail.body, admitted_ns)
@@ -289,6 +337,7 @@ class EngineCore:
         orphans = [request for request in self._requests_of(client) if _epoch(request) < epoch]
         if orphans:
             logger.info("%s died: ending its %d requests", client, len(orphans))
+            self.flight.event("client.died", f"{client}: {len(orphans)} requests ended")
         now = self.clock()
         for request in orphans:  # nobody is left to read their last outputs
             self.accounts.add_output(self.scheduler.end(request, ABORTED, now), now)
@@ -297,6 +346,7 @@ class EngineCore:
         name = self.config.clients[client].name
         requests = self._requests_of(name)
         logger.warning("%s does not read: ending its %d requests", name, len(requests))
+        self.flight.event("client.cut_off", f"{name}: {len(requests)} requests ended")
         self.end_all(requests, CLIENT_CUT_OFF, new_context())
 
     def _requests_of(self, client: str) -> list[EngineRequest]:

@@ -56,10 +56,28 @@ class Outgoing:
     """Name of the utility call that this answers."""
 
 
+@dataclass(slots=True, frozen=True)
+class StepStamps:
+    """When the parts of a step ended that are not the scheduler's business."""
+
+    scheduled_ns: int
+    updated_ns: int
+    end_ns: int
+
+
 class Shell(Protocol):
     """What the loop's logic needs of the process around it."""
 
     progress: Progress
+
+    @property
+    def recording(self) -> bool:
+        """Whether hops and steps are recorded."""
+        ...
+
+    def set_recording(self, *, recording: bool) -> None:
+        """Record from now on, or stop doing so."""
+        ...
 
     def post(self, outgoing: Outgoing) -> None:
         """Send a message; never blocks."""

@@ -1,7 +1,7 @@
 """What waits for one client, and how it is sent: without blocking, or not at all."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +9,10 @@ import zmq
 
 from engine.core.endings import CLIENT_CUT_OFF
 from engine.core.mail import Outgoing
+from engine.core.records import RecordBuffer
 from engine.wire.codec import ENGINE_CODEC
 from engine.wire.header import Header
-from engine.wire.hops import HopLink, HopRecord, HopSent
+from engine.wire.hops import HopLink, HopSent
 from engine.wire.messages import (
     EngineOutputs,
     EngineProgress,
@@ -105,15 +106,13 @@ class Sender:
     Args:
         headers: Of this engine.
         counts: `sent` is kept here.
-        record: Gets the sender's half of each hop that has one.
+        records: Gets the sender's half of each hop that has one.
     """
 
-    def __init__(
-        self, headers: HeaderMaker, counts: MessageCounts, record: Callable[[HopRecord], None]
-    ) -> None:
+    def __init__(self, headers: HeaderMaker, counts: MessageCounts, records: RecordBuffer) -> None:
         self._headers = headers
         self._counts = counts
-        self._record = record
+        self._records = records
 
     def send(self, socket: "zmq.Socket[Any]", destination: str, outgoing: Outgoing) -> bool:
         """Send a message; false when the socket takes nothing now."""
@@ -124,8 +123,9 @@ class Sender:
         except zmq.Again:
             return False
         self._counts.sent[type(outgoing.body).__name__] += 1
-        if not isinstance(outgoing.body, ONLY_COUNTED):
-            self._record(_sent_half(outgoing, header, destination, sum(map(len, frames))))
+        if self._records.enabled and not isinstance(outgoing.body, ONLY_COUNTED):
+            size_bytes = sum(map(len, frames))
+            self._records.add(_sent_half(outgoing, header, destination, size_bytes))
         return True
 
 

@@ -49,11 +49,16 @@ class OutputThread(threading.Thread):
         self._config = config
         self._notify = notify
         headers = HeaderMaker(config.engine_id, config.epoch)
-        self._sender = Sender(headers, self.counts, records.add)
+        self._sender = Sender(headers, self.counts, records)
         self._posted: deque[Outgoing] = deque()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outboxes: list[Outbox] = []
         self._stop_at_ns: int | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Messages that clients have not read yet."""
+        return len(self._posted) + sum(map(len, self._outboxes))
 
     def post(self, outgoing: Outgoing) -> None:
         """Hand a message over; from any thread, never blocks."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.core.batch import ScheduledRequest
 from engine.core.endings import banned_token_ids
 from engine.core.request import EngineRequest, Produced
+from engine.wire.hops import HopLink
 
 
 @dataclass(slots=True)
@@ -20,6 +21,8 @@ class Plan:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     drafted: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that newcomers found in the prefix cache."""
 
     def add(self, request: EngineRequest, count: int, drafts: Sequence[int] = ()) -> None:
         """Plan the next `count` known tokens of a request and, after its last one, guesses."""
@@ -63,3 +66,9 @@ def is_prefill(share: ScheduledRequest) -> bool:
     """Whether this is a prompt's (or a recomputed request's) chunk rather than a decode."""
     known = len(share.token_ids) - share.num_drafts
     return known > 1 or not share.samples or share.num_output_tokens == 0
+
+
+def links_without_output(plan: Plan) -> tuple[HopLink, ...]:
+    """Return the requests whose chunks give no token yet."""
+    shares = zip(plan.requests, plan.batch, strict=True)
+    return tuple(request.link for request, share in shares if not share.samples)

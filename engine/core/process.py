@@ -16,6 +16,7 @@ import zmq
 from engine.clock import now_ns
 from engine.config import EngineConfig
 from engine.core.batch import ConfigError, DeviceFatalError, ModelFacts, ModelRunner
+from engine.core.flight_recorder import open_flight_recorder
 from engine.core.input_thread import InputThread
 from engine.core.loop import EngineCore
 from engine.core.mail import Mail, Outgoing, StopRequested, WakeUp
@@ -75,11 +76,19 @@ class EngineCoreProc:
         self._mail: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         self._stopping = False
         self._records = RecordBuffer()
+        self._records.enabled = config.recording
+        self._flight = open_flight_recorder(config)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._input = InputThread(self._context, config, self._records, self._mail.put)
+        self._input = InputThread(
+            self._context, config, self._records, self._mail.put, self._flight.event
+        )
         self._output = OutputThread(self._context, config, self._records, self._mail.put)
         sockets = SocketAccounts(
-            self._input.counts, self._output.counts, lambda: self._output.clients_cut_off
+            self._input.counts,
+            self._output.counts,
+            clients_cut_off=lambda: self._output.clients_cut_off,
+            inbox=self._mail.qsize,
+            outbox=lambda: self._output.waiting,
         )
         self._reporter = Reporter(config, self.post, self._records, sockets)
 
@@ -120,6 +129,7 @@ class EngineCoreProc:
         return EngineDead(reason="shutdown", detail="asked to by a signal"), EXIT_OK
 
     def _close(self, last_words: EngineDead) -> None:
+        self._flight.event("end", f"{last_words.reason}: {last_words.detail}")
         if self._reporter.core is not None:
             self._reporter.core.shut_down()
         while self._reporter.send_records():
@@ -132,6 +142,8 @@ class EngineCoreProc:
         if not (self._output.finished or self._output.is_alive()):
             self._output.wind_down(FLUSH_S)
         self._context.term()
+        if last_words.reason == "shutdown":
+            self._flight.close()
 
     def _on_sigterm(self, _signal: int, _frame: object) -> None:
         self._stopping = True
@@ -145,7 +157,7 @@ class EngineCoreProc:
         runner = self._make_runner(self._config)
         self.progress("import", 1, 1)
         facts = runner.load(self.progress)
-        core = EngineCore(self._config, runner, facts, self)
+        core = EngineCore(self._config, runner, facts, self, flight=self._flight)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not look at it
         self._post_all(self._ready(core, facts))
@@ -172,6 +184,10 @@ class EngineCoreProc:
             max_lora_rank=self._config.max_lora_rank if self._config.max_loras else 0,
             sliding_window=facts.sliding_window,
             num_window_blocks=facts.num_window_blocks,
+            num_parameters=facts.num_parameters,
+            peak_flops=facts.peak_flops,
+            peak_bytes_per_s=facts.peak_bytes_per_s,
+            num_threads=facts.num_threads,
         )
 
     # ------------------------------------------------------------ the loop
@@ -212,6 +228,15 @@ class EngineCoreProc:
         """Keep a record for the supervisor."""
         self._records.add(record)
 
+    @property
+    def recording(self) -> bool:
+        """Whether hops and steps are recorded."""
+        return self._records.enabled
+
+    def set_recording(self, *, recording: bool) -> None:
+        """Record from now on, or stop doing so."""
+        self._records.enabled = recording
+
     def beat(self, phase: str) -> None:
         """Send a heartbeat now."""
         self._reporter.beat(phase)
@@ -229,6 +254,7 @@ class EngineCoreProc:
         if self._stopping:
             raise StopRequestedError
         self._check_threads()
+        self._flight.event("phase", phase)
         self._reporter.progress(phase, done, total)
 
     def _post_all(self, body: FromEngine) -> None:

@@ -40,6 +40,8 @@ class RecordBuffer:
     """
 
     def __init__(self, capacity: int = CAPACITY, batch: int = BATCH) -> None:
+        self.enabled = True
+        """False: nothing is kept. Whoever makes records asks first, to save the work."""
         self.dropped = 0
         self._batch = batch
         self._lock = threading.Lock()
@@ -51,6 +53,8 @@ class RecordBuffer:
 
     def add(self, record: HopRecord | StepRecord) -> None:
         """Keep a record, or drop it when the buffer is full."""
+        if not self.enabled:
+            return
         with self._lock:
             if isinstance(record, StepRecord):
                 kept = self._steps.add(record)

@@ -1,22 +1,16 @@
 """What an engine tells of itself: progress, heartbeats, stats and records, each at its own pace."""
 
-import time
 from collections.abc import Callable
 
 from engine.clock import now_ns
 from engine.config import EngineConfig
+from engine.core.engine_stats import SocketAccounts, engine_stats
 from engine.core.loop import EngineCore
 from engine.core.mail import Outgoing
 from engine.core.records import RecordBuffer
+from engine.process_figures import FigureReader
 from engine.wire.header import new_context
-from engine.wire.messages import (
-    EngineProgress,
-    EngineStats,
-    FromEngine,
-    Heartbeat,
-    StartPhase,
-)
-from engine.wire.sockets import MessageCounts
+from engine.wire.messages import EngineProgress, FromEngine, Heartbeat, StartPhase
 
 SUPERVISOR = 0
 """Index of the client that gets the reports."""
@@ -68,17 +62,6 @@ class Phases:
         return tuple(self._finished)
 
 
-class SocketAccounts:
-    """What the IO threads have counted, as the stats want it."""
-
-    def __init__(
-        self, received: MessageCounts, sent: MessageCounts, clients_cut_off: Callable[[], int]
-    ) -> None:
-        self.received = received
-        self.sent = sent
-        self.clients_cut_off = clients_cut_off
-
-
 class Reporter:
     """Sends the reports of one engine to its supervisor.
 
@@ -106,6 +89,7 @@ class Reporter:
         self._heartbeats, self._progress = Pace(), Pace()
         self._stats, self._batches = Pace(), Pace()
         self._sleep_level = 0
+        self._figures = FigureReader()
 
     # ------------------------------------------------------------ while loading
 
@@ -130,7 +114,7 @@ class Reporter:
         stats_ns = STATS_BUSY_NS if core.has_work else STATS_IDLE_NS
         if self._stats.is_due(now, stats_ns) or core.power.level != self._sleep_level:
             self._sleep_level = core.power.level
-            self._send(self._engine_stats(core))
+            self._send(engine_stats(core, self._sockets, self._records, self._figures))
         if len(self._records) and self._batches.is_due(now, RECORDS_NS):
             self.send_records()
 
@@ -170,41 +154,3 @@ class Reporter:
 
     def _send(self, body: FromEngine) -> None:
         self._post(Outgoing(SUPERVISOR, body, new_context(), None, now_ns()))
-
-    def _engine_stats(self, core: EngineCore) -> EngineStats:
-        accounts, scheduler, sockets = core.accounts, core.scheduler, self._sockets
-        counts, grammars = scheduler.counts, core.intake.grammars.counts
-        adapters = core.adapters.counts if core.adapters else None
-        return EngineStats(
-            step=core.step_number,
-            running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            sleep_level=core.power.level,
-            num_blocks=counts.num_blocks,
-            used_blocks=counts.used_blocks,
-            resident_bytes=core.resident_bytes(),
-            cpu_seconds=time.process_time(),
-            prompt_tokens=accounts.prompt_tokens,
-            generation_tokens=accounts.generation_tokens,
-            cached_tokens=counts.cached_tokens,
-            preemptions=accounts.preemptions,
-            finished=dict(accounts.finished),
-            sent=dict(sockets.sent.sent),
-            received=dict(sockets.received.received),
-            fenced=sockets.received.fenced + accounts.fenced,
-            undecodable=sockets.received.undecodable,
-            clients_cut_off=sockets.clients_cut_off(),
-            records_dropped=self._records.dropped,
-            step_seconds=accounts.step_ns / 1e9,
-            prefix_queried_tokens=counts.prefix_queried_tokens,
-            cached_blocks=counts.cached_blocks,
-            evicted_blocks=counts.evicted_blocks,
-            drafted_tokens=counts.drafted_tokens,
-            accepted_tokens=counts.accepted_tokens,
-            grammars_compiled=grammars.compiled,
-            grammars_refused=grammars.refused,
-            adapters_loaded=adapters.loaded if adapters else 0,
-            adapters_active=adapters.active if adapters else 0,
-            length_predictions=counts.length_predictions,
-            length_error_tokens=counts.length_error_tokens,
-        )

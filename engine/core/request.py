@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from engine.core.batch import AdapterLease, Prerequisite, RequestGrammar
 from engine.wire.calls import RequestState
 from engine.wire.header import TraceContext
+from engine.wire.hops import HopLink
 from engine.wire.messages import (
     AddRequest,
     FinishReason,
@@ -55,6 +56,8 @@ class EngineRequest:
     eos_token_ids: tuple[int, ...] = ()
     """The model's end tokens: a finished grammar ends with one even if the request ignores them."""
     adapter: AdapterLease | None = None
+    adapter_name: str | None = None
+    """As the request has it; the content behind it is `adapter`'s."""
     grammar: RequestGrammar | None = None
     cache_salt: str | None = None
     arrival: int = 0
@@ -93,7 +96,22 @@ class EngineRequest:
     last_step: int | None = None
     chunks: list[PrefillChunk] = field(default_factory=list)
     preempted_ns: list[int] = field(default_factory=list)
+    resumed_ns: list[int] = field(default_factory=list)
+    """First step after each preemption that was told."""
+    prepared_ns: int | None = None
+    waited_for: str | None = None
+    """See `Timeline.waited_for`."""
+    looked_ns: int = 0
+    """When that was found out."""
+    lost_tokens: int = 0
+    """Computed before it was preempted, while it waits to get on."""
+    recomputed_tokens: int = 0
     max_batch: int = 0
+    link: HopLink = field(init=False)
+    """What spans of steps and their messages link."""
+
+    def __post_init__(self) -> None:
+        self.link = HopLink(self.request_id, self.context)
 
     @property
     def num_output_tokens(self) -> int:
@@ -124,6 +142,8 @@ class EngineRequest:
         """Write a step that computed `tokens` of this request into the timeline."""
         if self.scheduled_ns is None:
             self.scheduled_ns, self.first_step = step.started_ns, step.number
+        if len(self.resumed_ns) < len(self.preempted_ns):
+            self.resumed_ns.append(step.started_ns)
         self.last_step = step.number
         self.max_batch = max(self.max_batch, step.batch_size)
         if prefill:
@@ -150,12 +170,19 @@ class EngineRequest:
 
     def note_preemption(self, at_ns: int) -> None:
         """Forget what was computed: its blocks went to another request."""
+        self.lost_tokens += self.num_computed_tokens
         self.num_computed_tokens = 0
         self.running = False
         self.prompt_logprobs.clear()
         self.preemptions += 1
         if len(self.preempted_ns) < MAX_PREEMPTIONS_TOLD:
             self.preempted_ns.append(at_ns)
+
+    def note_start(self) -> None:
+        """It runs (again): what is not in the cache any more has to be computed once more."""
+        if self.lost_tokens:
+            self.recomputed_tokens += max(0, self.lost_tokens - self.num_computed_tokens)
+            self.lost_tokens = 0
 
     def note_token(self, token_id: int, at_ns: int) -> None:
         """Append a generated token."""
@@ -180,6 +207,10 @@ class EngineRequest:
             cached_tokens=self.cached_tokens,
             drafted_tokens=self.drafted_tokens,
             accepted_tokens=self.accepted_tokens,
+            prepared_ns=self.prepared_ns,
+            resumed_ns=tuple(self.resumed_ns),
+            waited_for=self.waited_for,
+            recomputed_tokens=self.recomputed_tokens,
         )
 
     def state(self, now_ns: int) -> RequestState:
@@ -250,6 +281,7 @@ def engine_request(  # noqa: PLR0913 - a request is made of all of these
         tenant=message.tenant,
         eos_token_ids=eos_token_ids,
         adapter=adapter,
+        adapter_name=message.adapter,
         grammar=grammar,
         cache_salt=message.cache_salt,
     )

@@ -14,20 +14,25 @@ from engine.core.batch import (
     ConfigError,
     DeviceFatalError,
     ModelFacts,
+    OnStage,
     Progress,
     ScheduledRequest,
     StepResult,
+    no_stage,
 )
+from engine.core.ceilings import Ceilings, measure_ceilings
 from engine.core.dtype import DtypeChoice, UnknownDtypeError, choose_dtype
 from engine.core.forward import LoadedModel, run_step
 from engine.core.kv_cache import CacheSize, allocate_cache, plan_cache
 from engine.core.memory import resident_bytes, trim
 from engine.core.sampler import Sampler
+from engine.core.step_costs import costs_of
 from engine.core.step_input import Bounds, problem_of
 from engine.core.weights import WeightLoader
 from engine.kernels.backend import KernelBackend
 from engine.kernels.select import select_backend
 from engine.layers.linear import StepAdapters
+from engine.models.blocks import linear_parameters
 from engine.models.registry import family_of
 from engine.wire.messages import SamplingParams
 
@@ -48,6 +53,7 @@ class TorchRunner:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        self.on_stage: OnStage = no_stage
         self._config = config
         self._device = torch.device("cpu")
         self._kernels: KernelBackend | None = None
@@ -59,6 +65,7 @@ class TorchRunner:
         self._bounds = Bounds(0, 0, 0, 1)
         self._loaded: LoadedModel | None = None
         self._adapters: AdapterStore | None = None
+        self._ceilings: Ceilings | None = None
 
     def load(self, progress: Progress) -> ModelFacts:
         """Read the weights, allocate the KV cache, warm up.
@@ -196,12 +203,16 @@ class TorchRunner:
         """Tune the kernels (once) and run prompts of a few lengths."""
         size = self._size()
         lengths = [length for length in _WARM_UP_ROWS if length <= size.max_model_len]
-        progress("warm_up", 0, len(lengths) + 1)
         if not self._is_tuned:
+            progress("kernels", 0, 2)
             model = self._open().config
             shapes = family_of(model).shapes(model, self._dtype.dtype, self._device)
             self._backend().prepare(shapes)
+            progress("kernels", 1, 2)
+            self._ceilings = measure_ceilings(self._dtype.dtype, self._device)
+            progress("kernels", 2, 2)
             self._is_tuned = True
+        progress("warm_up", 0, len(lengths) + 1)
         for done, length in enumerate(lengths, start=1):
             progress("warm_up", done, len(lengths) + 1)
             self._run([_warm_up_request(length, size)])
@@ -217,7 +228,8 @@ class TorchRunner:
     def _run(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         """Compute a batch; what torch raises when the device is lost is made fatal."""
         try:
-            return run_step(self._alive(), self._sampler, batch, self._step_adapters(batch))
+            adapters = self._step_adapters(batch)
+            return run_step(self._alive(), self._sampler, batch, adapters, self.on_stage)
         except torch.AcceleratorError as error:
             raise DeviceFatalError(str(error)) from error
 
@@ -241,6 +253,9 @@ class TorchRunner:
 
     def _facts(self, checkpoint: Checkpoint, loaded: LoadedModel, size: CacheSize) -> ModelFacts:
         assert self._kernels is not None
+        assert self._ceilings is not None
+        config = checkpoint.config
+        num_parameters = linear_parameters(config)
         return ModelFacts(
             architecture=checkpoint.architecture,
             vocab_size=checkpoint.config.vocab_size,
@@ -255,6 +270,13 @@ class TorchRunner:
             dtype_reason=self._dtype.reason,
             sliding_window=size.sliding_window,
             num_window_blocks=size.num_window_blocks,
+            costs=costs_of(
+                config, num_parameters, loaded.weights_bytes, self._dtype.dtype.itemsize
+            ),
+            num_parameters=num_parameters,
+            peak_flops=self._ceilings.flops,
+            peak_bytes_per_s=self._ceilings.bytes_per_s,
+            num_threads=torch.get_num_threads(),
         )
 
 

@@ -181,6 +181,7 @@ class Scheduler:
             self._admission.leave(request)
         else:
             self._admission.waiting.remove(request)
+            self._admission.tell_obstacle(request)
         request.running, request.is_over = False, True
         if request.in_step:
             self._held_by_step.append(request)
@@ -206,6 +207,7 @@ class Scheduler:
     def schedule(self, now_ns: int) -> Plan:
         """Choose what the next step computes, and give it blocks."""
         assert not self._is_in_step, "the step before is not over"
+        self._kv.pool.now_ns = now_ns
         plan = Plan(ended=[*self._end_failed(now_ns), *self._end_expired(now_ns)])
 
         def preempt(victim: EngineRequest) -> None:
@@ -222,7 +224,7 @@ class Scheduler:
     def _end_failed(self, now_ns: int) -> list[Produced]:
         return [
             self.end(request, Ending(FinishReason.ERROR, error=fault), now_ns)
-            for request, fault in self._admission.waiting.settle()
+            for request, fault in self._admission.waiting.settle(now_ns)
         ]
 
     def _end_expired(self, now_ns: int) -> list[Produced]:

@@ -68,7 +68,9 @@ class Serving:
         step = _Step(plan, order, num_decodes, self._budget(num_decodes), preempt)
         self._serve_decodes(step)
         self._serve_prefills(step)
-        if not plan.preempted:  # else newcomers would take the blocks of who gave way
+        if plan.preempted:  # newcomers would take the blocks of who gave way
+            self._admission.note_obstacle("kv_blocks")
+        else:
             self._serve_newcomers(step)
 
     def _budget(self, num_decodes: int) -> StepBudget:
@@ -127,6 +129,8 @@ class Serving:
             uncomputed = request.num_uncomputed_tokens
             room = self._kv.fitting(request, budget.share(uncomputed))
             assert room > 0, "who is let in can compute"
+            if request.preemptions == 0:
+                step.plan.cached_tokens += request.cached_tokens
             self._plan_share(step.plan, request, room, [])
             budget.take(uncomputed, room)
 

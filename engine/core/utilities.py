@@ -16,18 +16,28 @@ from engine.core.accounts import Accounts
 from engine.core.adapter_calls import AdapterCalls
 from engine.core.batch import AdapterStore, DeviceFatalError, ModelFacts
 from engine.core.endings import ABORTED, ABORTED_ASLEEP, REJECTED_ASLEEP
+from engine.core.flight_recorder import FlightRecorder
 from engine.core.mail import Received, Shell, received_half, under
 from engine.core.power import Power
+from engine.core.profiler import ProfileCalls
 from engine.core.request import Ending, EngineRequest, engine_request
 from engine.core.scheduler import Scheduler
 from engine.wire.calls import (
     CacheReset,
     DumpState,
     EngineState,
+    ListAdapters,
+    LoadAdapter,
+    PinAdapter,
     Ping,
     Pong,
+    RecordingSet,
     ResetPrefixCache,
+    SetRecording,
     Sleep,
+    StartProfile,
+    StopProfile,
+    UnloadAdapter,
     Wake,
 )
 from engine.wire.header import TraceContext
@@ -56,6 +66,7 @@ class Core(Protocol):
     scheduler: Scheduler
     power: Power
     adapters: AdapterStore | None
+    flight: FlightRecorder
     step_number: int
 
     @property
@@ -111,6 +122,7 @@ class Utilities:
         self._probes: dict[str, PendingCall] = {}
         self._probe_number = 0
         self._adapters = AdapterCalls(lambda: core.adapters, self._reply, self._refuse)
+        self.profiles: ProfileCalls[PendingCall] = ProfileCalls(core, self._reply, self._refuse)
 
     @property
     def falling_asleep(self) -> bool:
@@ -148,16 +160,31 @@ class Utilities:
                 self._reply_pong(pending, None)
             case DumpState():
                 self._reply(pending, self._state())
+            case SetRecording(recording=recording):
+                self._core.shell.set_recording(recording=recording)
+                self._reply(pending, RecordingSet(recording=recording))
             case ResetPrefixCache():
                 dropped_blocks = self._core.scheduler.reset_prefix_cache()
                 self._reply(pending, CacheReset(dropped_blocks=dropped_blocks))
             case call:
-                self._adapters.start(pending, call)
+                self._start_elsewhere(pending, call)
+
+    def _start_elsewhere(
+        self,
+        pending: PendingCall,
+        call: LoadAdapter | UnloadAdapter | PinAdapter | ListAdapters | StartProfile | StopProfile,
+    ) -> None:
+        if isinstance(call, StartProfile | StopProfile):
+            self.profiles.start(pending, call)
+            return
+        self._core.flight.event("adapter", type(call).__name__)
+        self._adapters.start(pending, call)
 
     def advance(self) -> None:
         """Fall asleep once nothing runs; refuse what has passed its deadline."""
         now = self._core.clock()
         self._adapters.advance(now)
+        self.profiles.advance(now)
         if self._sleep is not None:
             self._advance_sleep(self._sleep, now)
         for request_id, pending in list(self._probes.items()):
@@ -172,6 +199,7 @@ class Utilities:
         for pending in self._probes.values():
             self._refuse(pending, "shutting_down", "the engine is shutting down")
         self._probes.clear()
+        self.profiles.shut_down()
         self._adapters.shut_down()
 
     # ------------------------------------------------------------ sleep and wake
@@ -182,6 +210,7 @@ class Utilities:
             raise CallRefusedError("invalid", f"timeout_s must be 0 to {MAX_SLEEP_TIMEOUT_S:g}")
         if not self._core.power.level:
             self._core.accepting = False
+            self.profiles.end("the engine goes to sleep")
             for request_id in list(self._probes):
                 self._end_probe(request_id, "busy", "the engine is falling asleep")
             if call.mode == "abort":
@@ -222,6 +251,7 @@ class Utilities:
             self._refuse(pending, "internal_error", f"Sleep failed: {error}")
             return
         logger.info("asleep at level %d: %d bytes freed", report.level, report.freed_bytes)
+        self._core.flight.event("sleep", f"asleep at level {report.level}")
         self._reply(pending, report)
 
     def _wake(self, pending: PendingCall) -> None:
@@ -230,6 +260,7 @@ class Utilities:
         report = self._core.power.wake(self._core.shell.progress)
         self._core.accepting = True
         logger.info("awake: %d ms, canary ok: %s", report.took_ns // 10**6, report.canary_ok)
+        self._core.flight.event("wake", f"awake after {report.took_ns // 10**6} ms")
         self._reply(pending, report)
 
     def _refuse_if_falling_asleep(self) -> None:
@@ -309,8 +340,9 @@ class Utilities:
         name = type(pending.message.call).__name__
         shell = self._core.shell
         shell.post(under(pending.context, client, reply, now, call=name))
-        receiver = self._core.config.engine_id
-        shell.record(received_half(pending.received, receiver, pending.dequeued_ns, now))
+        if shell.recording:
+            receiver = self._core.config.engine_id
+            shell.record(received_half(pending.received, receiver, pending.dequeued_ns, now))
 
 
 def _sleep_deadline_ns(pending: PendingCall) -> int:

@@ -19,6 +19,8 @@ class WaitingRequests:
     """
 
     def __init__(self, policy: Policy) -> None:
+        self.last_arrival = 0
+        """Of those that have stood in a lane, the youngest."""
         self._policy = policy
         self._lanes: dict[Hashable, list[EngineRequest]] = {}
         self._unready: dict[str, EngineRequest] = {}
@@ -43,14 +45,18 @@ class WaitingRequests:
         """Let a request wait: among the ready ones if it is."""
         self._policy.note_waiting(request)
         if _fault(request) is None and _is_ready(request):
+            if request.prerequisites and request.prepared_ns is None:
+                request.prepared_ns = request.received_ns
             self._stand(request)
         else:
+            request.waited_for = _lacks(request)
             self._unready[request.request_id] = request
 
     def _stand(self, request: EngineRequest) -> None:
         lane = self._lanes.setdefault(self._policy.lane(request), [])
         insort(lane, request, key=_by_arrival)
         self._num_ready += 1
+        self.last_arrival = max(self.last_arrival, request.arrival)
 
     def remove(self, request: EngineRequest) -> None:
         """Let a request wait no longer; the policy is told by the caller why."""
@@ -65,7 +71,7 @@ class WaitingRequests:
             del self._lanes[name]
         self._num_ready -= 1
 
-    def settle(self) -> list[tuple[EngineRequest, RequestError]]:
+    def settle(self, now_ns: int) -> list[tuple[EngineRequest, RequestError]]:
         """Let those stand whose prerequisites are ready; return those that never will be, and why.
 
         These still wait: the caller ends them.
@@ -77,6 +83,8 @@ class WaitingRequests:
                 failed.append((request, fault))
             elif _is_ready(request):
                 del self._unready[request.request_id]
+                request.prepared_ns = now_ns
+                request.looked_ns = now_ns - 1  # what stands in its way from now on counts
                 self._stand(request)
         return failed
 
@@ -101,6 +109,11 @@ class WaitingRequests:
 
 def _is_ready(request: EngineRequest) -> bool:
     return all(need.is_ready for need in request.prerequisites)
+
+
+def _lacks(request: EngineRequest) -> str:
+    adapter = request.adapter
+    return "adapter" if adapter is not None and not adapter.is_ready else "grammar"
 
 
 def _fault(request: EngineRequest) -> RequestError | None:

@@ -39,6 +39,12 @@ def linear_shapes(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
+def linear_parameters(config: ModelConfig) -> int:
+    """Return how many weights the linear layers have, without embedding and head."""
+    per_layer = sum(rows * columns for rows, columns in linear_shapes(config).values())
+    return config.num_layers * per_layer
+
+
 def norm_parameter(name: str, size: int, source: str) -> Parameter:
     """Return the weight of an RMS norm."""
     return Parameter(name, (size,), (source + ".weight",), is_float32=True)

@@ -194,6 +194,59 @@ class ListAdapters(Call[AdapterList], frozen=True):
     Result = AdapterList
 
 
+class RecordingSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to `SetRecording`."""
+
+    recording: bool
+
+
+class SetRecording(Call[RecordingSet], frozen=True):
+    """Record hops and steps from now on, or stop doing so; counts go on. A repeat is a no-op."""
+
+    Result = RecordingSet
+
+    recording: bool
+
+
+class ProfileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a profile became: files in the directory of the call, one artifact per rank."""
+
+    profile_id: str
+    files: tuple[str, ...]
+    """Names inside the directory."""
+    num_bytes: int
+    first_step: int | None
+    last_step: int | None
+    started_ns: int
+    ended_ns: int
+    already: bool = False
+    """No profile was running: nothing was written."""
+
+
+class StartProfile(Call[ProfileReport], frozen=True):
+    """Run torch's profiler over the next steps; answers when the files are written.
+
+    With `steps` it ends by itself; else `StopProfile` (or `max_s`) ends it and answers too. One
+    at a time: `busy`. An idle engine is profiled when it gets work, until `max_s`.
+    """
+
+    Result = ProfileReport
+
+    profile_id: str
+    directory: str
+    """Exists, is ours, and is written to by nobody else."""
+    steps: int | None = None
+    max_s: float = 60.0
+    with_stacks: bool = False
+    with_memory: bool = False
+
+
+class StopProfile(Call[ProfileReport], frozen=True):
+    """End the running profile now. None running: a no-op that says `already`."""
+
+    Result = ProfileReport
+
+
 AnyCall = (
     Sleep
     | Wake
@@ -204,5 +257,8 @@ AnyCall = (
     | UnloadAdapter
     | PinAdapter
     | ListAdapters
+    | SetRecording
+    | StartProfile
+    | StopProfile
 )
 """The closed union of utility calls: nothing else is ever dispatched."""

@@ -82,3 +82,18 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     requests: int
     used_blocks: int
     preempted: int
+    built_ns: int = 0
+    """The batch was packed; 0 where the runner does not say. Building began at `scheduled_ns`."""
+    forwarded_ns: int = 0
+    """The forward pass ended and sampling began; `executed_ns` ends it."""
+    updated_ns: int = 0
+    """The scheduler had taken the result; encoding and handing over to the output thread follow."""
+    rows: int = 0
+    """Rows that were computed, padding included."""
+    waiting: int = 0
+    """Requests that held no KV blocks when it ended."""
+    cached_tokens: int = 0
+    """Prompt tokens that newcomers of this step found in the prefix cache."""
+    links: tuple[HopLink, ...] = ()
+    """Requests of the batch that got no output from it; those that did are linked by the step's
+    `EngineOutputs`."""

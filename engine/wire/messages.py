@@ -9,72 +9,15 @@ from enum import StrEnum
 
 import msgspec
 
+from engine.wire.body import Body as Body
 from engine.wire.calls import AnyCall
 from engine.wire.hops import HopRecord, StepRecord
-
-
-class Body(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
-    """Base of all message bodies: immutable, positional on the wire, keyword-only in code.
-
-    Subclasses repeat `frozen=True`: msgspec inherits it, type checkers do not.
-    """
-
+from engine.wire.sampling import Grammar as Grammar
+from engine.wire.sampling import GrammarKind as GrammarKind
+from engine.wire.sampling import SamplingParams as SamplingParams
+from engine.wire.stats import EngineStats as EngineStats
 
 # ---------------------------------------------------------------- to the engine
-
-
-class SamplingParams(Body, frozen=True):
-    """How the next token is chosen. Bounds are checked at the front and again at the engine."""
-
-    max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    """None: no logprobs. k: the chosen token's and the k best tokens'."""
-    prompt_logprobs: int | None = None
-    """As `logprobs`, for every prompt token after the first; the prefix cache is not read then."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in prompt or output; 1 is off."""
-    frequency_penalty: float = 0.0
-    """Subtracted once for each time that a token is in the output."""
-    presence_penalty: float = 0.0
-    """Subtracted once from tokens that are in the output."""
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    """(token id, added to its logit)."""
-    allowed_token_ids: tuple[int, ...] = ()
-    """Nothing else may be chosen; empty: no limit."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
-    """Token sequences that may not be completed."""
-
-
-class GrammarKind(StrEnum):
-    """What the source of a grammar is written in."""
-
-    JSON_SCHEMA = "json_schema"
-    JSON_OBJECT = "json_object"
-    """Any JSON object; the source is empty."""
-    REGEX = "regex"
-    CHOICE = "choice"
-    """The source is a JSON list of strings."""
-    LARK = "lark"
-
-
-class Grammar(Body, frozen=True):
-    """What the output must match."""
-
-    kind: GrammarKind
-    source: str = ""
-    lenient: bool = False
-    """Ignore the schema keywords that cannot be enforced instead of refusing the schema."""
-    compact: bool = False
-    """No white space between the parts of a JSON text."""
 
 
 class AddRequest(Body, frozen=True):
@@ -182,6 +125,13 @@ class EngineReady(Body, frozen=True):
     sliding_window: int | None = None
     num_window_blocks: int = 0
     """KV blocks of the sliding-window layers."""
+    num_parameters: int = 0
+    """Weights that a token passes: 2 floating point operations each."""
+    peak_flops: float = 0.0
+    """Measured at the start: what this device does per second in the model's dtype, by matmul."""
+    peak_bytes_per_s: float = 0.0
+    """Measured at the start: how fast memory is read."""
+    num_threads: int = 0
 
 
 class FinishReason(StrEnum):
@@ -249,6 +199,15 @@ class Timeline(Body, frozen=True):
     drafted_tokens: int = 0
     """Guessed by the speculative drafter; `accepted_tokens` of them were right."""
     accepted_tokens: int = 0
+    prepared_ns: int | None = None
+    """What it needed first (a grammar, an adapter) was there; None: it needed nothing."""
+    resumed_ns: tuple[int, ...] = ()
+    """First step after each preemption began; one less than `preempted_ns` if it never resumed."""
+    waited_for: str | None = None
+    """Why it could not be scheduled when it was last looked at while queued: `seats`, `kv_blocks`,
+    `budget`, `grammar`, `adapter`, `paused`; None: it never had to wait for a second step."""
+    recomputed_tokens: int = 0
+    """Computed again after preemptions."""
 
 
 class RequestOutput(Body, frozen=True):
@@ -300,61 +259,13 @@ class Heartbeat(Body, frozen=True):
 
     step: int
     phase: str
-    """`import`, `weights`, `kv_cache`, `warm_up`, `idle`, `step`, `sleep`, `asleep`, `wake`."""
+    """`import`, `weights`, `kv_cache`, `warm_up`, `idle`, `step`, `sleep`, `asleep`, `wake`,
+    `profile` (its end is computed)."""
     running: int
     waiting: int
     last_token_ns: int | None
     is_blocked: bool = False
     """All live requests wait for something that is being prepared: no step is due."""
-
-
-class EngineStats(Body, frozen=True):
-    """Levels and cumulative counts of one engine epoch; sent to client 0 at most 10 times a second.
-
-    Whole and idempotent: a lost message loses nothing.
-    """
-
-    step: int
-    running: int
-    waiting: int
-    sleep_level: int
-    num_blocks: int
-    used_blocks: int
-    resident_bytes: int
-    cpu_seconds: float
-    prompt_tokens: int
-    generation_tokens: int
-    cached_tokens: int
-    preemptions: int
-    finished: dict[str, int]
-    """Ended requests by finish reason."""
-    sent: dict[str, int]
-    """Messages by type name that this engine's sockets took."""
-    received: dict[str, int]
-    fenced: int
-    """Messages of another epoch that were dropped."""
-    undecodable: int
-    clients_cut_off: int
-    records_dropped: int
-    step_seconds: float
-    """Time spent inside steps, cumulative."""
-    prefix_queried_tokens: int = 0
-    """Prompt tokens that were looked up in the prefix cache; `cached_tokens` of them were there."""
-    cached_blocks: int = 0
-    """Free blocks whose content may still be reused."""
-    evicted_blocks: int = 0
-    """Cached blocks that were given to something else, cumulative."""
-    drafted_tokens: int = 0
-    accepted_tokens: int = 0
-    grammars_compiled: int = 0
-    grammars_refused: int = 0
-    adapters_loaded: int = 0
-    adapters_active: int = 0
-    """In the slots from which a step can use them."""
-    length_predictions: int = 0
-    """Ended requests whose output length had been predicted."""
-    length_error_tokens: int = 0
-    """Sum of the absolute errors of those predictions."""
 
 
 class EngineRecords(Body, frozen=True):

@@ -23,6 +23,7 @@ from appliance.supervisor.admin.schemas import (
     SystemInfo,
     WhoAmI,
 )
+from tests.dashboard.insight_server import InsightFake
 from tests.dashboard.samples import (
     AT,
     REQUEST_ID,
@@ -58,6 +59,8 @@ class AdminFake:
         self.refusal: Response | None = None
         self.whoami = WhoAmI(actor="local", scope="admin", transport="unix")
         self.adapter_roots = ["/srv/adapters"]
+        self.insight = InsightFake(self)
+        self.last_kind = "sleep"
         self.next_id = 100
         self.is_closing = False
         self._readers: list[asyncio.Queue[Any]] = []
@@ -81,6 +84,7 @@ class AdminFake:
         return Starlette(
             routes=[
                 Route(f"{prefix}/events/stream", self._stream),
+                *self.insight.routes(),
                 Route(f"{prefix}/system", self._system),
                 Route(f"{prefix}/whoami", self._whoami),
                 Route(f"{prefix}/requests", self._requests),
@@ -148,7 +152,7 @@ class AdminFake:
 
     async def _operation(self, request: Request) -> Response:
         self.calls.append(("operation", request.path_params["id"], dict(request.query_params)))
-        return body(an_operation(self._kind))
+        return body(an_operation(self.last_kind))
 
     async def _verb(self, request: Request) -> Response:
         verb, engine_id = request.path_params["verb"], request.path_params["id"]
@@ -159,7 +163,7 @@ class AdminFake:
         if verb == "sleep":
             SleepBody.model_validate_json(sent)
             self.publish("engine", an_engine(engine_id, state="asleep", sleep_level=1))
-        self._kind = verb
+        self.last_kind = verb
         running = an_operation(verb, state="running", ended_at=None, result=None)
         return body(running, 202)
 
@@ -177,9 +181,9 @@ class AdminFake:
             self.publish("adapter", an_adapter(name, state="removed"))
         else:
             self.publish("adapter", an_adapter(name, pinned=verb == "pin"))
-        self._kind = f"lora.{verb}"
+        self.last_kind = f"lora.{verb}"
         result = {"rank": 16, "num_bytes": 1_800_000} if verb == "load" else {}
-        return body(an_operation(self._kind, target=name, result=result), 202)
+        return body(an_operation(self.last_kind, target=name, result=result), 202)
 
     async def _abort(self, request: Request) -> Response:
         self.calls.append(("abort", request.path_params["id"], None))

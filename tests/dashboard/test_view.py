@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from dashboard.actions import ACTIONS, FLEET, REQUESTS, TRACE, actions_on, footer_actions
+from dashboard.action import EVERYWHERE, FLEET
+from dashboard.actions import ACTIONS, actions_on, footer_actions
 from dashboard.screens.help import help_lines
 from dashboard.store.state import State, reduce
 from dashboard.verbs import operation_note
@@ -184,13 +185,13 @@ def test_the_end_of_an_operation_is_one_line():
 
 
 def test_no_key_does_two_things_on_one_screen():
-    for screen in (FLEET, REQUESTS, TRACE):
+    for screen in EVERYWHERE:
         keys = [key for action in actions_on(screen) for key in action.keys.split(",")]
         assert len(keys) == len(set(keys))
 
 
 def test_the_footer_fits_and_keeps_the_way_out():
-    for screen in (FLEET, REQUESTS, TRACE):
+    for screen in EVERYWHERE:
         shown = footer_actions(screen, 80)
         assert sum(len(action.shown) + len(action.title) + 2 for action in shown) < 80
         assert {"help", "quit"} <= {action.id for action in shown}

@@ -70,6 +70,7 @@ def test_top_shows_the_fleet_under_load_and_sleeps_and_wakes_the_engine(
         stop.set()
         thread.join()
 
+    _why_and_when(terminal)
     terminal.keys("s")
     wait_until(lambda: "Sleep engine e0" in terminal.screen(), 10)
     assert tiny_appliance.engine()["state"] == "ready", "nothing happens before it is confirmed"
@@ -82,3 +83,33 @@ def test_top_shows_the_fleet_under_load_and_sleeps_and_wakes_the_engine(
     wait_until(lambda: tiny_appliance.engine()["state"] == "ready", 20)
     wait_until(lambda: "woke e0" in terminal.screen(), 10)
     terminal.keys("q")
+
+
+def _why_and_when(terminal: Terminal) -> None:
+    """The three questions, each in at most three keys, against the real routes."""
+    assert "SLO" in terminal.screen(), "are we about to break our promise? no key at all"
+    terminal.keys("3")
+    wait_until(lambda: "✓ DONE" in terminal.screen() and "/ filter" in terminal.screen(), 20)
+    terminal.keys("Enter")
+    wait_until(lambda: "POST /v1" in terminal.screen() and "why" in terminal.screen(), 20)
+    wait_until(lambda: "critical path" in terminal.screen(), 20, "the explanation came")
+    terminal.keys("m")
+    wait_until(lambda: "What happened at" in terminal.screen(), 10)
+    terminal.keys("Enter")
+    wait_until(lambda: "this hour" in terminal.screen() and "finished" in terminal.screen(), 20)
+    terminal.keys("6")
+    wait_until(lambda: "[events]" in terminal.screen() and "engine.ready" in terminal.screen(), 10)
+    terminal.keys("l")
+    wait_until(lambda: "[logs]" in terminal.screen() and "e0" in terminal.screen(), 10)
+    terminal.keys("a")
+    wait_until(lambda: "[audit]" in terminal.screen(), 10)
+    terminal.keys("2")
+    wait_until(lambda: "last steps" in terminal.screen() and "done" in terminal.screen(), 10)
+    terminal.keys("y")
+    wait_until(lambda: "slowest per minute" in terminal.screen(), 10)
+    terminal.keys("1")
+    wait_until(lambda: "throughput" in terminal.screen(), 10)
+    terminal.keys("f")
+    wait_until(lambda: "Profile engine e0" in terminal.screen(), 10)
+    terminal.keys("Escape")
+    wait_until(lambda: "Profile engine" not in terminal.screen(), 10)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Scope, Send
 
+from appliance.gateway.content import with_content
 from appliance.gateway.data_plane import DataPlane
 from appliance.gateway.dispatch import Dispatcher, refuse_if_asleep, unavailable
 from appliance.gateway.fleet import Asleep, Unavailable
@@ -217,9 +218,12 @@ class Exchange:
             self._answer_bytes(),
             lambda: msgspec.json.encode(self._dialect.complete(answer, collected.choices)),
         )
-        self._journey.first_frame_ns = now_ns()
+        start_ns = self._journey.first_frame_ns = now_ns()
         self._journey.frames = 1
-        await send_json(self._send, 200, body)
+        try:
+            await send_json(self._send, 200, body)
+        finally:
+            self._journey.note_sent(start_ns)
 
     def _answer_bytes(self) -> int:
         """About how long a plain answer gets."""
@@ -242,6 +246,7 @@ class Exchange:
 
     async def _generate(self, answer: Answer, sink: Sink) -> None:
         """Run every choice to its end."""
+        sink = with_content(sink, self._journey, self._plane.fleet.state)
         limit = await Dispatcher(self._plane, self._journey).know_context()
         rooms = rooms_of(answer, self._dialect, limit)
         self._journey.max_tokens = max(rooms)

@@ -148,9 +148,12 @@ class SseStream:
 
     async def _bounded(self, sending: Awaitable[None]) -> None:
         """Wait for the socket, but not for ever: a reader that stalls is cut off."""
+        start_ns = now_ns()
         try:
             async with asyncio.timeout(self._timing.stall_s):
                 await sending
         except TimeoutError:
             self._cut()
             raise ClientGoneError from None
+        finally:
+            self._journey.note_sent(start_ns)

@@ -42,6 +42,24 @@ ROUTES: Final[dict[tuple[str, str], Scope | None]] = {
     ("DELETE", f"{API}/requests/{{request_id}}"): "operator",
     ("GET", f"{API}/traces"): "viewer",
     ("GET", f"{API}/traces/{{request_id}}"): "viewer",
+    ("GET", f"{API}/traces/{{request_id}}/explanation"): "viewer",
+    ("GET", f"{API}/traces/{{request_id}}/otlp"): "viewer",
+    ("GET", f"{API}/traces/{{request_id}}/chrome"): "viewer",
+    ("GET", f"{API}/moment"): "viewer",
+    ("GET", f"{API}/slos"): "viewer",
+    ("GET", f"{API}/telemetry"): "viewer",
+    ("PATCH", f"{API}/telemetry"): "operator",
+    ("GET", f"{API}/logs"): "viewer",
+    ("GET", f"{API}/audit"): "admin",
+    ("GET", f"{API}/audit/verify"): "admin",
+    ("GET", f"{API}/profiles"): "viewer",
+    ("POST", f"{API}/profiles"): "operator",
+    ("GET", f"{API}/profiles/{{profile_id}}"): "viewer",
+    ("POST", f"{API}/profiles/{{profile_id}}/stop"): "operator",
+    ("DELETE", f"{API}/profiles/{{profile_id}}"): "operator",
+    ("GET", f"{API}/profiles/{{profile_id}}/files/{{name}}"): "operator",
+    ("GET", f"{API}/engines/{{engine_id}}/flight"): "viewer",
+    ("POST", f"{API}/engines/{{engine_id}}/stacks"): "operator",
     ("GET", f"{API}/stats"): "viewer",
     ("GET", f"{API}/events"): "viewer",
     ("GET", f"{API}/events/stream"): "viewer",
@@ -52,6 +70,8 @@ ROUTES: Final[dict[tuple[str, str], Scope | None]] = {
     ("POST", "/wake_up"): "operator",
     ("GET", "/is_sleeping"): "viewer",
     ("POST", "/reset_prefix_cache"): "operator",
+    ("POST", "/start_profile"): "operator",
+    ("POST", "/stop_profile"): "operator",
     ("POST", "/v1/load_lora_adapter"): "operator",
     ("POST", "/v1/unload_lora_adapter"): "operator",
 }
@@ -78,14 +98,16 @@ class Match:
     is_known: bool
     """Method and path are in the table."""
     scope: Scope | None
+    template: str | None = None
+    """The path as it stands in the table; None: there is no such path."""
 
 
-def _compiled() -> list[tuple[re.Pattern[str], dict[str, Scope | None]]]:
+def _compiled() -> list[tuple[re.Pattern[str], str, dict[str, Scope | None]]]:
     paths: dict[str, dict[str, Scope | None]] = {}
     for (method, template), scope in ROUTES.items():
         paths.setdefault(template, {})[method] = scope
     return [
-        (re.compile(re.sub(r"\{\w+\}", "[^/\x00-\x20]+", template)), methods)
+        (re.compile(re.sub(r"\{\w+\}", "[^/\x00-\x20]+", template)), template, methods)
         for template, methods in paths.items()
     ]
 
@@ -95,9 +117,10 @@ _PATHS = _compiled()
 
 def match(method: str, path: str) -> Match:
     """Look a request up. Literal paths stand before those with a parameter."""
-    for pattern, methods in _PATHS:
+    for pattern, template, methods in _PATHS:
         if pattern.fullmatch(path):
-            return Match(tuple(methods), method in methods, methods.get(method, "viewer"))
+            scope = methods.get(method, "viewer")
+            return Match(tuple(methods), method in methods, scope, template)
     return Match((), is_known=False, scope="viewer")
 
 

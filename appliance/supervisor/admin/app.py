@@ -10,16 +10,25 @@ from appliance.supervisor.admin import errors
 from appliance.supervisor.admin.adapter_aliases import adapter_alias_routes
 from appliance.supervisor.admin.adapter_routes import adapter_routes
 from appliance.supervisor.admin.aliases import alias_routes
+from appliance.supervisor.admin.audit_routes import audit_routes
+from appliance.supervisor.admin.diagnostic_routes import (
+    diagnostic_routes,
+    profile_alias_routes,
+    profile_routes,
+)
 from appliance.supervisor.admin.fleet_routes import engine_routes, operation_routes
 from appliance.supervisor.admin.guard import Guard
+from appliance.supervisor.admin.log_routes import log_routes
 from appliance.supervisor.admin.origin import OriginPolicy
-from appliance.supervisor.admin.ports import FleetControl, KeyStore, TelemetryView
+from appliance.supervisor.admin.ports import FleetControl, Insight, KeyStore, TelemetryView
 from appliance.supervisor.admin.probes import probe_routes
 from appliance.supervisor.admin.system_routes import key_routes, system_routes
 from appliance.supervisor.admin.telemetry_routes import request_routes, stats_routes
 
 
-def create_routes(fleet: FleetControl, telemetry: TelemetryView, keys: KeyStore) -> FastAPI:
+def create_routes(
+    fleet: FleetControl, telemetry: TelemetryView, keys: KeyStore, insight: Insight
+) -> FastAPI:
     """Return the bare routes, without a gate. Nothing may serve them as they are."""
     app = FastAPI(
         title="Quarterdeck control plane",
@@ -46,6 +55,11 @@ def create_routes(fleet: FleetControl, telemetry: TelemetryView, keys: KeyStore)
         request_routes(telemetry),
         stats_routes(telemetry),
         key_routes(keys),
+        log_routes(insight.logs),
+        audit_routes(insight.audit),
+        diagnostic_routes(insight.diagnostics),
+        profile_routes(insight.diagnostics, fleet),
+        profile_alias_routes(insight.diagnostics, fleet),
         alias_routes(fleet),
         adapter_alias_routes(fleet),
     ):
@@ -57,6 +71,7 @@ def create_admin_apps(
     fleet: FleetControl,
     telemetry: TelemetryView,
     keys: KeyStore,
+    insight: Insight,
     cors_origins: Sequence[str] = (),
     allowed_hosts: Sequence[str] = (),
 ) -> tuple[ASGIApp, ASGIApp]:
@@ -70,9 +85,11 @@ def create_admin_apps(
         fleet: the supervisor.
         telemetry: the hub.
         keys: opens the first.
+        insight: logs, audit and diagnostics.
         cors_origins: sites whose pages may call the first.
         allowed_hosts: names under which the first may be addressed, beyond loopback and IPs.
     """
-    routes = create_routes(fleet, telemetry, keys)
+    routes = create_routes(fleet, telemetry, keys, insight)
     origins = OriginPolicy(allowed_hosts, cors_origins)
-    return Guard(routes, keys, origins), Guard(routes, None, origins)
+    tcp = Guard(routes, keys, origins, insight)
+    return tcp, Guard(routes, None, origins, insight)

@@ -8,11 +8,12 @@ import logging
 import secrets
 from collections.abc import Sequence
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from appliance.supervisor.admin import schemas
 from appliance.supervisor.admin.access import LOCAL, Caller, match, may
 from appliance.supervisor.admin.body import ClientGoneError, read_body, replay
+from appliance.supervisor.admin.call_note import CallNote, NotedReply
 from appliance.supervisor.admin.origin import (
     OriginPolicy,
     checked_host,
@@ -20,8 +21,9 @@ from appliance.supervisor.admin.origin import (
     header_values,
     preflight_headers,
 )
-from appliance.supervisor.admin.ports import KeyStore
+from appliance.supervisor.admin.ports import Insight, KeyStore
 from appliance.supervisor.admin.problems import ProblemError, problem, send_problem
+from engine.log_lines import about
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +39,17 @@ class Guard:
         inner: the routes; they find the `Caller` in `request.state`.
         keys: opens the TCP listener; None for the unix socket, where everybody is `local`.
         origins: which hosts and pages are ours; used on TCP only, no browser opens the socket.
+        insight: its audit log gets every call that would change something, let through or not;
+            its `count_answer` every answer.
     """
 
-    def __init__(self, inner: ASGIApp, keys: KeyStore | None, origins: OriginPolicy) -> None:
+    def __init__(
+        self, inner: ASGIApp, keys: KeyStore | None, origins: OriginPolicy, insight: Insight
+    ) -> None:
         self._inner = inner
         self._keys = keys
         self._origins = origins
+        self._insight = insight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -55,9 +62,20 @@ class Guard:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"req-{secrets.token_hex(12)}"
-        reply = _Reply(send, self._extra_headers(scope, request_id))
+        note = CallNote(scope, request_id, self._insight)
+        reply = NotedReply(send, self._extra_headers(scope, request_id), note)
         try:
-            await self._pass(scope, receive, reply, request_id)
+            with about(request_id, withholds=False):  # there are no prompts here
+                await self._answer_noted(scope, receive, reply, note)
+        finally:
+            note.gone()
+
+    async def _answer_noted(
+        self, scope: Scope, receive: Receive, reply: NotedReply, note: CallNote
+    ) -> None:
+        request_id = note.request_id
+        try:
+            await self._pass(scope, receive, reply, note)
         except ProblemError as error:
             named = error.problem.model_copy(update={"request_id": request_id})
             await send_problem(reply, named, error.headers)
@@ -72,7 +90,7 @@ class Guard:
             broken = problem(500, "internal_error", hint="The log has the details.")
             await send_problem(reply, broken.model_copy(update={"request_id": request_id}))
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, note: CallNote) -> None:
         if self._keys is None:
             checked_host(scope)
         else:
@@ -82,11 +100,12 @@ class Guard:
                 return
         found = match(scope["method"], scope["path"])
         caller = LOCAL if self._keys is None else _caller(self._keys, scope)
+        note.caller = caller
         if found.scope is not None:
             _authorize(caller, found.scope)
         _check_exists(found.methods, is_known=found.is_known)
-        body = await read_body(scope, receive)
-        state = {**scope.get("state", {}), "caller": caller, "request_id": request_id}
+        body = note.body = await read_body(scope, receive)
+        state = {**scope.get("state", {}), "caller": caller, "request_id": note.request_id}
         inner_scope = {**scope, "root_path": "", "state": state}
         await self._inner(inner_scope, replay(body, receive), send)
 
@@ -107,24 +126,6 @@ class Guard:
             return headers
         shape = preflight_headers if scope["method"] == "OPTIONS" else cors_headers
         return [*headers, *shape(origin)]
-
-
-class _Reply:
-    """A `send` that adds headers and knows how far the answer is."""
-
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._send = send
-        self._headers = headers
-        self.has_started = False
-        self.is_complete = False
-
-    async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.has_started = True
-            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
-        elif message["type"] == "http.response.body":
-            self.is_complete = not message.get("more_body", False)
-        await self._send(message)
 
 
 def _caller(keys: KeyStore, scope: Scope) -> Caller | None:

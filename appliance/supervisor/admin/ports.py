@@ -1,24 +1,39 @@
 """What the admin API needs from the supervisor: the seam between HTTP and the fleet."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from typing import Protocol
 
 from appliance.supervisor.admin.schemas import (
     AbortAnswer,
     AdapterRow,
+    AuditCheck,
+    AuditEntry,
+    ChangeTelemetry,
     CreatedKey,
     CreateKey,
     EngineRow,
+    Explanation,
+    FlightReport,
     GatewayRow,
     JournalEvent,
     KeyRow,
     LoadAdapterBody,
+    LogLine,
+    Moment,
     Operation,
+    ProfileRow,
     RequestRow,
     SleepBody,
+    SloRow,
     Snapshot,
+    StackDump,
+    StartProfileBody,
     Stats,
     SystemInfo,
+    TelemetrySettings,
     Trace,
     TraceRow,
 )
@@ -51,6 +66,36 @@ class RefusedError(Exception):
         super().__init__(message)
         self.code = code
         self.hint = hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceQuery:
+    """What `GET /traces` is asked for; None: no matter."""
+
+    limit: int = 50
+    outcome: str | None = None
+    min_ms: float | None = None
+    model: str | None = None
+    key_id: str | None = None
+    engine: str | None = None
+    trace_id: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    slowest_first: bool = False
+    """Else newest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventQuery:
+    """What `GET /events` is asked for; None: no matter."""
+
+    limit: int = 100
+    since: datetime | None = None
+    until: datetime | None = None
+    min_level: str | None = None
+    kind: str | None = None
+    """Prefix: `engine.`, `operation.failed`."""
+    subject: str | None = None
 
 
 class FleetControl(Protocol):
@@ -128,14 +173,32 @@ class TelemetryView(Protocol):
         """One request. Raises NotFoundError."""
         ...
 
-    async def traces(
-        self, *, limit: int, outcome: str | None, min_ms: float | None, model: str | None
-    ) -> list[TraceRow]:
-        """Stored traces, newest first."""
+    async def traces(self, query: TraceQuery) -> list[TraceRow]:
+        """Stored traces that fit."""
         ...
 
-    async def trace(self, request_id: str) -> Trace:
-        """The whole tree of one request. Raises NotFoundError."""
+    async def explanation(self, request_id: str) -> Explanation:
+        """Why a request took as long as it did. Raises NotFoundError."""
+        ...
+
+    async def moment(self, at: datetime, window_s: float) -> Moment:
+        """What happened around a point in time."""
+        ...
+
+    def slos(self) -> list[SloRow]:
+        """The promises and how they are kept."""
+        ...
+
+    async def telemetry(self) -> TelemetrySettings:
+        """What is recorded and exported, and what was lost."""
+        ...
+
+    async def change_telemetry(self, change: ChangeTelemetry, actor: str) -> TelemetrySettings:
+        """Change it while running. Raises RefusedError."""
+        ...
+
+    async def trace(self, request_id: str, *, content: bool = False) -> Trace:
+        """The whole tree of one request; `content`: with recorded texts. Raises NotFoundError."""
         ...
 
     def stats(self) -> Stats:
@@ -146,8 +209,8 @@ class TelemetryView(Protocol):
         """What a new reader of the event stream gets first."""
         ...
 
-    def events(self, limit: int) -> list[JournalEvent]:
-        """Journal, newest first."""
+    async def events(self, query: EventQuery) -> list[JournalEvent]:
+        """The journal, newest first; it survives restarts."""
         ...
 
     def subscribe(self, after_id: int | None) -> AsyncIterator[tuple[int, str, str]]:
@@ -181,3 +244,106 @@ class KeyStore(Protocol):
     def revoke(self, key_id: str, actor: str) -> KeyRow:
         """Make a key useless at once. Raises NotFoundError; ConflictError for configured keys."""
         ...
+
+
+class LogBook(Protocol):
+    """What the processes of the appliance wrote."""
+
+    def lines(
+        self,
+        *,
+        process: str | None,
+        min_level: str | None,
+        after_id: int | None,
+        limit: int,
+        contains: str | None = None,
+    ) -> list[LogLine]:
+        """The newest lines that fit, oldest first; after an id, the first ones that follow it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewAuditEntry:
+    """What the guard knows of a call that would change something."""
+
+    actor: str
+    scope: str | None
+    method: str
+    route: str
+    target: str | None
+    body_sha256: str | None
+    status: int
+    operation: str | None = None
+    trace_id: str | None = None
+    source: str | None = None
+
+
+CountAnswer = Callable[[str, int], None]
+"""Called with (route template or `other`, status)."""
+
+
+def _count_nothing(route: str, status: int) -> None:
+    """For who counts no answers."""
+
+
+class AuditTrail(Protocol):
+    """Who changed what: an append-only file whose entries are chained by hashes."""
+
+    def append(self, entry: NewAuditEntry) -> None:
+        """Write an entry; a full disk is logged and counted, never raised."""
+        ...
+
+    async def entries(self, limit: int) -> list[AuditEntry]:
+        """Newest first."""
+        ...
+
+    async def verify(self) -> AuditCheck:
+        """Whether nothing was changed, removed or put in between."""
+        ...
+
+
+class Diagnostics(Protocol):
+    """Profiles, stacks and the flight recorder."""
+
+    def profiles(self) -> list[ProfileRow]:
+        """Newest first."""
+        ...
+
+    def profile(self, profile_id: str) -> ProfileRow:
+        """One profile. Raises NotFoundError."""
+        ...
+
+    def start_profile(self, body: StartProfileBody, actor: str) -> Operation:
+        """Begin a profile. Raises NotFoundError, ConflictError, RefusedError."""
+        ...
+
+    def stop_profile(self, profile_id: str | None, actor: str) -> list[Operation]:
+        """End a running profile (None: all). Raises NotFoundError."""
+        ...
+
+    def delete_profile(self, profile_id: str, actor: str) -> None:
+        """Remove its files. Raises NotFoundError, ConflictError."""
+        ...
+
+    def profile_file(self, profile_id: str, name: str) -> Path:
+        """Where a file of a profile lies. Raises NotFoundError."""
+        ...
+
+    async def flight(self, engine_id: str, steps: int, epoch: int | None = None) -> FlightReport:
+        """The last steps of an engine, dead or alive. Raises NotFoundError."""
+        ...
+
+    async def stacks(self, engine_id: str) -> StackDump:
+        """Where every thread of an engine is. Raises NotFoundError, ConflictError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Insight:
+    """What explains the appliance beside the hub."""
+
+    logs: LogBook
+    audit: AuditTrail
+    diagnostics: Diagnostics
+    count_answer: CountAnswer = _count_nothing
+    """Counts every answer of the control plane."""

@@ -14,6 +14,30 @@ from appliance.supervisor.admin.adapter_schemas import AdapterRow as AdapterRow
 from appliance.supervisor.admin.adapter_schemas import AdapterState as AdapterState
 from appliance.supervisor.admin.adapter_schemas import LoadAdapterBody as LoadAdapterBody
 from appliance.supervisor.admin.adapter_schemas import Schema as Schema
+from appliance.supervisor.admin.insight_schemas import AuditCheck as AuditCheck
+from appliance.supervisor.admin.insight_schemas import AuditEntry as AuditEntry
+from appliance.supervisor.admin.insight_schemas import BurnRate as BurnRate
+from appliance.supervisor.admin.insight_schemas import Cause as Cause
+from appliance.supervisor.admin.insight_schemas import CauseKind as CauseKind
+from appliance.supervisor.admin.insight_schemas import ChangeTelemetry as ChangeTelemetry
+from appliance.supervisor.admin.insight_schemas import Evidence as Evidence
+from appliance.supervisor.admin.insight_schemas import Explanation as Explanation
+from appliance.supervisor.admin.insight_schemas import ExportStatus as ExportStatus
+from appliance.supervisor.admin.insight_schemas import FlightEvent as FlightEvent
+from appliance.supervisor.admin.insight_schemas import FlightReport as FlightReport
+from appliance.supervisor.admin.insight_schemas import FlightStep as FlightStep
+from appliance.supervisor.admin.insight_schemas import LogLine as LogLine
+from appliance.supervisor.admin.insight_schemas import Moment as Moment
+from appliance.supervisor.admin.insight_schemas import MomentRow as MomentRow
+from appliance.supervisor.admin.insight_schemas import PhaseAgainstCohort as PhaseAgainstCohort
+from appliance.supervisor.admin.insight_schemas import ProfileFile as ProfileFile
+from appliance.supervisor.admin.insight_schemas import ProfileRow as ProfileRow
+from appliance.supervisor.admin.insight_schemas import SloName as SloName
+from appliance.supervisor.admin.insight_schemas import SloRow as SloRow
+from appliance.supervisor.admin.insight_schemas import StackDump as StackDump
+from appliance.supervisor.admin.insight_schemas import StageDrops as StageDrops
+from appliance.supervisor.admin.insight_schemas import StartProfileBody as StartProfileBody
+from appliance.supervisor.admin.insight_schemas import TelemetrySettings as TelemetrySettings
 
 ItemT = TypeVar("ItemT")
 
@@ -137,6 +161,7 @@ OperationKind = Literal[
     "lora.unload",
     "lora.pin",
     "lora.unpin",
+    "profile",
 ]
 
 
@@ -221,6 +246,9 @@ class TraceRow(Schema):
     duration_ms: float
     ttft_ms: float | None
     spans: int
+    key_id: str | None = None
+    engine: str | None = None
+    headline: str = ""
 
 
 class Trace(Schema):
@@ -264,6 +292,7 @@ class Stats(Schema):
     aborted: int
     failed: int
     dropped_records: int
+    slos: list[SloRow] = Field(default_factory=list)
 
 
 class JournalEvent(Schema):
@@ -303,6 +332,8 @@ class KeyRow(Schema):
     expires_at: datetime | None = None
     revoked_at: datetime | None = None
     source: Literal["store", "configuration"] = "store"
+    allows_content: bool = False
+    """Prompts and outputs of its requests may be recorded while that is switched on."""
 
 
 class CreateKey(Schema):
@@ -313,6 +344,7 @@ class CreateKey(Schema):
     name: str = Field("", max_length=64, pattern=r"^[A-Za-z0-9 ._@-]*$")
     scope: Scope = "inference"
     expires_in_s: float | None = Field(None, gt=0)
+    allows_content: bool = False
 
 
 class CreatedKey(KeyRow):

@@ -6,6 +6,8 @@ from typing import Protocol
 
 OnLine = Callable[[str, str], None]
 """Called with (process name, line) for each line a child writes."""
+OnStart = Callable[[str, int], None]
+"""Called with (process name, epoch) before a child can write anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class ProcessSpec:
     """JSON, written to the configuration descriptor."""
     inherited_fds: tuple[int, ...] = ()
     """Kept open in the child under the same numbers, for example listening sockets."""
+    epoch: int = 0
+    """Which start of it; what it writes is attributed to it."""
 
 
 class Child(Protocol):
@@ -48,7 +52,7 @@ class Child(Protocol):
         ...
 
     def tail(self, lines: int) -> list[str]:
-        """Return the last lines that it wrote."""
+        """Return what it said in its last lines, without secrets."""
         ...
 
     def close(self) -> None:

@@ -17,21 +17,26 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from appliance.supervisor.launcher.identity import ProcessIdentity, identity_of
-from appliance.supervisor.launcher.launcher import OnLine, ProcessSpec
+from appliance.supervisor.launcher.launcher import OnLine, OnStart, ProcessSpec
+from engine.log_lines import MAX_LINE_BYTES, escape, plain_text, redact
 
 TAIL_LINES = 200
-MAX_LINE_BYTES = 4096
 READ_BYTES = 65536
 
 _SECRET = re.compile(
-    r"^QUARTERDECK_.*KEY|(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|CREDENTIALS?|HEADERS)(_|$)",
+    r"^QUARTERDECK_.*KEY|API_?KEY"
+    r"|(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|HEADERS|COOKIES?|DSN)(_|$)",
     re.IGNORECASE,
 )
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what looks like a secret."""
-    kept = {name: value for name, value in environment.items() if not _SECRET.search(name)}
+    """Return the environment without what looks like a secret, by its name or by its value."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if not _SECRET.search(name) and not redact.knows(value)
+    }
     return kept | {"PYTHONUNBUFFERED": "1"}
 
 
@@ -89,8 +94,8 @@ class LocalChild:
         return await asyncio.shield(self._exit)
 
     def tail(self, lines: int) -> list[str]:
-        """Return the last lines that it wrote."""
-        return list(self._lines)[-lines:]
+        """Return what it said in its last lines, without secrets; see `launcher.Child`."""
+        return [escape(redact(plain_text(line))) for line in list(self._lines)[-lines:]]
 
     def close(self) -> None:
         """Give the descriptors back."""
@@ -144,17 +149,26 @@ class LocalLauncher:
     Args:
         on_line: Gets every line that children write.
         on_spawn: Gets the pid of every child.
+        on_start: Told of every child before it starts.
     """
 
-    def __init__(self, on_line: OnLine, on_spawn: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_line: OnLine,
+        on_spawn: Callable[[int], None] | None = None,
+        on_start: OnStart | None = None,
+    ) -> None:
         self._on_line = on_line
         self._on_spawn = on_spawn
+        self._on_start = on_start
 
     def spawn(self, spec: ProcessSpec) -> LocalChild:
         """Start a process; only from the main thread. Raises OSError."""
         assert threading.current_thread() is threading.main_thread(), (
             "PR_SET_PDEATHSIG fires at the death of the thread that started the child"
         )
+        if self._on_start is not None:
+            self._on_start(spec.name, spec.epoch)
         config_fd = _memory_file(spec.name, spec.config)
         death_read, death_write = os.pipe()
         try:

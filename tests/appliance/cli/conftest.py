@@ -14,6 +14,7 @@ import uvicorn
 from appliance.cli.main import main
 from appliance.supervisor.admin.app import create_admin_apps
 from tests.appliance.supervisor.admin.in_memory import Fleet, Hub, Keys
+from tests.appliance.supervisor.admin.in_memory_insight import InMemoryInsight
 
 
 @dataclass
@@ -33,6 +34,7 @@ class Appliance:
     hub: Hub
     keys: Keys
     url: str
+    insight: InMemoryInsight
 
 
 Run = Callable[..., Result]
@@ -82,8 +84,8 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def appliance(tmp_path: Path, run_dir: Path) -> Iterator[Appliance]:
-    fleet, hub, keys = Fleet(), Hub(), Keys()
-    tcp, local = create_admin_apps(fleet, hub, keys)
+    fleet, hub, keys, insight = Fleet(), Hub(), Keys(), InMemoryInsight()
+    tcp, local = create_admin_apps(fleet, hub, keys, insight.port())
     path = run_dir / "admin.sock"
     unix_listener = socket.socket(socket.AF_UNIX)
     unix_listener.bind(str(path))
@@ -102,7 +104,7 @@ def appliance(tmp_path: Path, run_dir: Path) -> Iterator[Appliance]:
     }
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "instance.json").write_text(json.dumps(instance))
-    yield Appliance(fleet, hub, keys, f"http://127.0.0.1:{port}")
+    yield Appliance(fleet, hub, keys, f"http://127.0.0.1:{port}", insight)
     for server in servers:
         server.ask_to_stop()
     for server in servers:

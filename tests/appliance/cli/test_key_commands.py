@@ -65,3 +65,11 @@ def test_keys_are_listed_without_secrets_and_revoked(run: Run, appliance: Applia
 @pytest.mark.parametrize("arguments", [["--scope", "root"], ["--name", "a\x1b[2J"]])
 def test_a_wrong_wish_is_exit_code_2(run: Run, appliance: Appliance, arguments: list[str]):
     assert run("keys", "create", *arguments).code == 2
+
+
+def test_a_key_allows_content_only_when_that_is_asked_for(run: Run, appliance: Appliance):
+    allowing = run("keys", "create", "--allow-content", "-o", "json").json
+    plain = run("keys", "create", "-o", "json").json
+
+    assert (allowing["allows_content"], plain["allows_content"]) == (True, False)
+    assert "allowed" in run("keys", "list").out

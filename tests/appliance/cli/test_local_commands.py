@@ -17,6 +17,7 @@ from appliance.cli.serve_command import run as run_serve
 from appliance.cli.serve_command import serve
 from appliance.config.errors import ConfigError
 from appliance.config.settings import Settings
+from appliance.config.values import BYTE_KEYS, parse_size
 from tests.appliance.cli.conftest import Appliance, Run
 
 
@@ -204,6 +205,8 @@ def test_the_defaults_that_serve_names_in_its_help_are_those_of_the_settings():
     held = {name: getattr(settings, fields.get(name, name)) for name in told}
     assert held.pop("dtype") is None
     assert told.pop("dtype") == "auto"
+    sizes = {name: parse_size(told.pop(name)) for name in BYTE_KEYS & told.keys()}
+    assert sizes == {name: held.pop(name) for name in sizes}
     assert told == {name: _as_told(value) for name, value in held.items()}
 
 

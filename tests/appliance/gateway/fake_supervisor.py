@@ -16,6 +16,8 @@ from appliance.control_link.messages import (
     GatewayRecords,
     KeyRecord,
     Limits,
+    Recording,
+    SloTargets,
 )
 from appliance.control_link.supervisor_end import SupervisorLink
 from appliance.telemetry.records import RequestRecord
@@ -93,6 +95,8 @@ class FakeSupervisor:
         )
         self.on_asleep = "wake"
         self.auth_required = True
+        self.slo: SloTargets | None = None
+        self.recording = Recording()
         self.said: list[Body] = []
         self.stale = 0
         """Accounts that did not close: received = rejected + accepted and so on."""
@@ -119,6 +123,8 @@ class FakeSupervisor:
                 draining=False,
                 auth_required=self.auth_required,
                 adapters=self.adapters,
+                slo=self.slo,
+                recording=self.recording,
             )
         )
 

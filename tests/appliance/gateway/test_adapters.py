@@ -62,16 +62,17 @@ async def test_chat_and_completions_reach_the_engine_with_the_adapter(stand: Sta
     assert [sent.adapter for sent in stand.engine.received] == ["sql", "sql", None, "sql"]
 
 
-async def test_records_name_the_adapter_and_metrics_only_the_base(stand: Stand):
+async def test_records_name_the_adapter_and_so_does_one_metric_of_ended_requests(stand: Stand):
     http = await stand.http()
     answer = await http.post("/v1/chat/completions", json={**CHAT, "model": "sql", "max_tokens": 2})
     record = await stand.supervisor.record(answer.headers["x-request-id"].removeprefix("req-"))
     await stand.supervisor.totals(ended=1)
     accounts = [body.snapshot for body in stand.supervisor.said if hasattr(body, "snapshot")][-1]
-    models = {dict(sample.labels).get("model") for sample in accounts.counters} - {None}
+    by_metric = {sample.name: dict(sample.labels).get("model") for sample in accounts.counters}
 
     assert record.model == "sql"
-    assert models == {MODEL}
+    assert by_metric.pop("quarterdeck_model_requests_total") == "sql"
+    assert set(by_metric.values()) == {MODEL, None}
 
 
 @pytest.mark.parametrize("name", ["SQL", "sql2", "sql/", "tiny:sql", "../sql"])

@@ -41,7 +41,7 @@ def usable(it: Appliance) -> list[tuple[str, ...]]:
 
 
 def journal(it: Appliance, kind: str) -> list[str]:
-    return [event.text for event in it.hub.events(100) if event.kind == kind]
+    return [event.text for event in it.hub.parts.journal.latest(100) if event.kind == kind]
 
 
 async def test_an_adapter_is_loaded_on_all_engines_and_told(run_dir: Path, root: Path):

@@ -9,6 +9,7 @@ import pytest
 import zmq.asyncio
 
 from appliance.control_link import supervisor_end
+from appliance.control_link.gateway_end import GatewayLink
 from appliance.control_link.messages import (
     AbortHeld,
     AbortResult,
@@ -219,3 +220,36 @@ async def test_an_abort_gives_up_at_its_deadline(run_dir: Path):
         await link.next()
 
         assert await link.end.abort("req-1", "operator", 0.02) is None
+
+
+async def test_what_a_gateway_says_before_there_is_a_connection_is_refused_not_an_error(
+    run_dir: Path,
+):
+    """The hello waits for the connection; what would wait behind it is not taken."""
+    link = GatewayLink("gateway-0", 1, run_dir, on_message=lambda _: None)
+    hello = GatewayHello(name="gateway-0", index=0, epoch=1, pid=1)
+    running = asyncio.ensure_future(link.run(hello))
+    await asyncio.sleep(0)
+
+    assert not link.send(StateAck(sequence=1))
+
+    heard: list[tuple[str, Body]] = []
+    supervisor = SupervisorLink(
+        run_dir,
+        1,
+        on_message=lambda name, _epoch, body: heard.append((name, body)),
+        on_hop=lambda _: None,
+    )
+    supervisor.expect("gateway-0", 1)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        served = tasks.create_task(supervisor.run())
+        while not heard:
+            await asyncio.sleep(0.01)
+        assert link.send(WakeEngine(engine_id="e0", request_id="r"))
+        while len(heard) < 2:
+            await asyncio.sleep(0.01)
+        served.cancel()
+    running.cancel()
+    link.close()
+    supervisor.close()
+    assert [type(body) for _, body in heard] == [GatewayHello, WakeEngine]

@@ -80,8 +80,8 @@ def test_a_state_of_version_1_keeps_its_keys(path: Path):
 
     keys = state.connection.execute("SELECT * FROM keys ORDER BY id").fetchall()
     assert keys == [
-        ("k1", "laptop", "ab", "inference", 1.5, None, None),
-        ("k2", "old", "cd", "admin", 1.0, 2.0, 3.0),
+        ("k1", "laptop", "ab", "inference", 1.5, None, None, 0),
+        ("k2", "old", "cd", "admin", 1.0, 2.0, 3.0, 0),
     ]
     assert state.next_epoch("e0") == 1
     assert state.connection.execute("PRAGMA user_version").fetchone() == (VERSION,)

@@ -175,3 +175,16 @@ def test_every_digest_is_compared_in_constant_time_without_early_exit(
 
     assert found is not None
     assert compared == [(32, 32)] * 5
+
+
+def test_only_a_minted_key_can_allow_content_and_it_does_so_for_good(
+    connection: sqlite3.Connection,
+):
+    ring = KeyRing.open(connection, Settings(api_key=["flag-key"]))
+    key = ring.create(CreateKey(allows_content=True), "local")
+
+    allowing = {record.key_id for record in ring.records() if record.allows_content}
+    assert allowing == {key.id}
+    reopened = KeyRing(connection)
+    assert [row.allows_content for row in reopened.rows()] == [True]
+    assert [record.allows_content for record in reopened.records()] == [True]

@@ -41,7 +41,7 @@ async def test_the_journal_tells_the_life_of_an_engine_in_sentences(run_dir: Pat
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         await it.until_state("ready", epoch=2)
-        events = [e for e in reversed(it.hub.events(100)) if e.subject == "e0"]
+        events = [e for e in reversed(it.hub.parts.journal.latest(100)) if e.subject == "e0"]
 
     texts = [re.sub(r"\d+\.\d s", "N s", event.text) for event in events]
     assert texts == [

@@ -6,7 +6,7 @@ import pytest
 from appliance.control_link.messages import GatewayAccounts
 from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
-from appliance.telemetry.ledger import GATEWAY_DIED, MAX_LABEL_VALUES, Ledger, Totals
+from appliance.telemetry.ledger import GATEWAY_DIED, MAX_KEYS, MAX_LABEL_VALUES, Ledger, Totals
 from appliance.telemetry.names import METRICS, Metric
 
 ROUTE = "/v1/chat/completions"
@@ -141,3 +141,48 @@ def test_label_values_are_a_closed_set():
         ("gateway-0", "other"),
         ("gateway-0", "AddRequest"),
     }
+
+
+def test_a_level_that_is_not_read_again_is_gone():
+    """Complaint: gauges of what is no longer there stay up."""
+    accounts = Accounts("supervisor", 0)
+    first = accounts.snapshot(
+        (names.ENGINE_RUNNING, ("e0",), 4), (names.ENGINE_RESTARTS, ("e0",), 1)
+    )
+    second = accounts.snapshot()
+
+    assert [gauge.value for gauge in first.gauges] == [4]
+    assert [counter.value for counter in first.counters] == [1]
+    assert (second.gauges, second.counters) == ((), ())
+
+
+def test_a_hundred_keys_are_labels_over_all_gateways():
+    ledger = Ledger()
+    for number in range(2):
+        accounts = Accounts(f"gateway-{number}", 1)
+        for key in range(80):
+            accounts.inc(names.KEY_REQUESTS, (f"key-{number}-{key}", "finished"))
+            accounts.inc(names.KEY_TOKENS, (f"key-{number}-{key}", "completion"), 3)
+        ledger.enter(accounts.snapshot())
+
+    totals = ledger.totals()
+
+    requests, tokens = (
+        totals.values[metric.name] for metric in (names.KEY_REQUESTS, names.KEY_TOKENS)
+    )
+    assert len(requests) == MAX_KEYS + 1
+    assert requests["other", "finished"] == 60
+    assert {key for key, _ in requests} == {key for key, _ in tokens}, "the same keys everywhere"
+    assert totals.total(names.KEY_TOKENS) == 3 * totals.total(names.KEY_REQUESTS) == 480
+
+
+def test_a_histogram_of_other_edges_is_left_out_rather_than_wrong():
+    accounts = Accounts("e0", 1)
+    accounts.set_histogram(names.ENGINE_STEP_DURATION, ("e0",), (), 0.0)
+    accounts.set_histogram(names.ENGINE_STEP_DURATION, ("e1",), (1, 2, 3), 0.5)
+    counts = tuple(range(len(names.ENGINE_STEP_DURATION.buckets) + 1))
+    accounts.set_histogram(names.ENGINE_STEP_DURATION, ("e2",), counts, 1.5)
+
+    (kept,) = accounts.snapshot().histograms
+
+    assert (kept.labels, kept.counts, kept.sum) == ((("engine", "e2"),), counts, 1.5)

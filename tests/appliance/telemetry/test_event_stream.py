@@ -107,7 +107,7 @@ async def test_the_hub_streams_engines_requests_and_events(hub: Hub):
     events = [(name, json.loads(text)) for _, name, text in await take(reader, 5)]
     assert [name for name, _ in events] == ["engine", "engine", "request", "request", "event"]
     assert [row["state"] for _, row in events[:4]] == ["ready", "asleep", "queued", "finished"]
-    assert hub.events(5)[0].kind == "engine.asleep"
+    assert hub.parts.journal.latest(5)[0].kind == "engine.asleep"
 
 
 async def test_the_statistics_are_of_the_last_minute(hub: Hub):

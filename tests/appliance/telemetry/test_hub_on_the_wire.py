@@ -1,12 +1,12 @@
 """The hub fed by real sockets: as many spans as the sockets counted messages."""
 
 import asyncio
-import sqlite3
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from appliance.telemetry.every_span import every_span
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.records import Outcome
 from engine.client.async_mp import AsyncMPClient
@@ -145,11 +145,9 @@ async def test_requests_aborts_and_calls_have_all_their_spans(
     for trace in traces:
         spans = {span.span_id: span for span in trace.spans}
         assert [span.parent_id in spans for span in trace.spans[1:]].count(False) == 0
-    db = sqlite3.connect(tmp_path / "traces.sqlite")
-    counts = Counter(dict(db.execute("SELECT name, count(*) FROM spans GROUP BY name").fetchall()))
-    failed = db.execute("SELECT name, error FROM spans WHERE error IS NOT NULL").fetchall()
-    db.close()
-    assert failed == []
+    spans = list(every_span(tmp_path / "traces.sqlite"))
+    counts = Counter(span.name for span in spans)
+    assert [(span.name, span.error) for span in spans if span.error is not None] == []
     sent = fleet.sent()
     assert sent["AbortRequests"] == 4
     assert sent["UtilityCall"] == sent["UtilityReply"] == 2

@@ -1,14 +1,15 @@
 """The traces that the hub puts together: complete trees, and every message in them."""
 
-import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from appliance.supervisor.admin.ports import NotFoundError
+from appliance.supervisor.admin.ports import NotFoundError, TraceQuery
 from appliance.supervisor.admin.schemas import Operation, Trace
 from appliance.telemetry import names
+from appliance.telemetry.every_span import every_span
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.records import Outcome
 from engine.clock import now_ns
@@ -138,17 +139,16 @@ async def test_all_messages_of_a_mixed_workload_have_a_send_and_a_process_span(
         play_call(hub, wire, "Ping", new_context(), at_ns)
     await hub.close()
 
-    with sqlite3.connect(tmp_path / "traces.sqlite") as db:
-        counts = dict(db.execute("SELECT name, count(*) FROM spans GROUP BY name"))
-        trees = db.execute(
-            "SELECT count(*) FROM spans AS s WHERE parent_id IS NOT NULL AND NOT EXISTS "
-            "(SELECT 1 FROM spans AS p WHERE p.trace_id = s.trace_id AND p.span_id = s.parent_id)"
-        ).fetchone()
+    spans = list(every_span(tmp_path / "traces.sqlite"))
+    counts = Counter(span.name for span in spans)
+    known = {(span.trace_id, span.span_id) for span in spans}
+    orphans = [s for s in spans if s.parent_id and (s.trace_id, s.parent_id) not in known]
+    assert len(known) == len(spans)
     assert wire.sent.total() == 20 * (4 + 8 + 6 + 2)
     for message, count in wire.sent.items():
         assert counts[f"send {message}"] == count
         assert counts[f"process {message}"] == count
-    assert trees == (0,)
+    assert orphans == []
 
 
 async def test_each_choice_shows_the_messages_that_served_it(hub: Hub):
@@ -318,13 +318,10 @@ async def test_an_operation_and_its_utility_call_are_one_tree(hub: Hub, tmp_path
     hub.engine_message("e0", 1, engine_records(hops=(reply, got_call)))  # after the end
     await hub.close()
 
-    with sqlite3.connect(tmp_path / "traces.sqlite") as db:
-        rows = db.execute(
-            "SELECT s.name, s.kind, p.name FROM spans AS s LEFT JOIN spans AS p "
-            "ON p.span_id = s.parent_id WHERE s.trace_id = ? ORDER BY s.name, s.kind",
-            (context.trace_id,),
-        ).fetchall()
-    assert rows == [
+    spans = [s for s in every_span(tmp_path / "traces.sqlite") if s.trace_id == context.trace_id]
+    named = {span.span_id: span.name for span in spans}
+    rows = [(s.name, s.kind, named.get(s.parent_id) if s.parent_id else None) for s in spans]
+    assert sorted(rows, key=lambda row: row[:2]) == [
         ("Sleep", "client", "operation sleep"),
         ("Sleep", "server", "send UtilityCall"),
         ("operation sleep", "internal", None),
@@ -344,9 +341,8 @@ async def test_a_call_ends_with_an_error_when_the_engine_dies(hub: Hub, tmp_path
     hub.engine_died("e0", 1, "killed")
     await hub.close()
 
-    with sqlite3.connect(tmp_path / "traces.sqlite") as db:
-        rows = db.execute("SELECT name, error FROM spans ORDER BY name").fetchall()
-    assert rows == [
+    spans = every_span(tmp_path / "traces.sqlite")
+    assert sorted((span.name, span.error) for span in spans) == [
         ("Ping", "engine_died"),
         ("process UtilityCall", None),
         ("send UtilityCall", None),
@@ -375,8 +371,7 @@ async def test_an_engines_start_is_a_trace_of_its_phases(hub: Hub, tmp_path: Pat
     hub.engine_message("e0", 1, ready)
     await hub.close()
 
-    with sqlite3.connect(tmp_path / "traces.sqlite") as db:
-        found = [name for (name,) in db.execute("SELECT name FROM spans ORDER BY id")]
+    found = [span.name for span in every_span(tmp_path / "traces.sqlite")]
     assert found == ["engine.start", "start import", "start weights"]
 
 
@@ -387,8 +382,7 @@ async def test_traces_are_listed_newest_first_and_filtered(hub: Hub):
     hub.gateway_records(gateway_records(finished=(second,)))
 
     async def listed(**filters: object) -> list[str]:
-        every: dict = {"limit": 10, "outcome": None, "min_ms": None, "model": None}
-        return [row.request_id for row in await hub.traces(**(every | filters))]
+        return [row.request_id for row in await hub.traces(TraceQuery(**filters))]
 
     assert await listed() == [second.request_id, first.request_id]
     assert await listed(outcome="rejected") == [second.request_id]

@@ -44,6 +44,7 @@ class CoreBench:
         self.records: list[HopRecord | StepRecord] = []
         self.beats: list[str] = []
         self.wakes = 0
+        self.recording = True
         self._sequence = itertools.count(1)
         clients = tuple(ClientEndpoint(name=name, input="", output="") for name in CLIENTS)
         config = EngineConfig(
@@ -69,6 +70,9 @@ class CoreBench:
 
     def record(self, record: HopRecord | StepRecord) -> None:
         self.records.append(record)
+
+    def set_recording(self, *, recording: bool) -> None:
+        self.recording = recording
 
     def beat(self, phase: str) -> None:
         self.beats.append(phase)

@@ -9,6 +9,7 @@ import zmq
 
 from engine.core.mail import Outgoing
 from engine.core.outbox import Outbox, Sender
+from engine.core.records import RecordBuffer
 from engine.wire.addresses import output_address
 from engine.wire.codec import ENGINE_CODEC
 from engine.wire.header import new_context
@@ -33,9 +34,15 @@ class Line:
         self.push: Any = connect_push(self.context, self.address, linger_ms=0)
         self.pull: Any = None
         self.counts = MessageCounts()
-        self.hops: list[HopRecord] = []
-        self.sender = Sender(HeaderMaker("e0", 3), self.counts, self.hops.append)
+        self.records = RecordBuffer()
+        self.sender = Sender(HeaderMaker("e0", 3), self.counts, self.records)
         self.outbox = Outbox("gateway-0", self.push, limit)
+
+    @property
+    def hops(self) -> tuple[HopRecord, ...]:
+        """What was recorded since it was last asked for."""
+        batch = self.records.take()
+        return batch.hops if batch else ()
 
     def put(self, body: Body) -> bool:
         links = ()

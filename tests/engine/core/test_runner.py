@@ -34,7 +34,7 @@ def test_load_reports_phases_in_order_and_the_facts(tiny_model_path):
     facts = runner.load(lambda phase, done, total: seen.append((phase, done, total)))
 
     phases = [phase for phase, _, _ in seen]
-    assert sorted(set(phases), key=phases.index) == ["weights", "kv_cache", "warm_up"]
+    assert sorted(set(phases), key=phases.index) == ["weights", "kv_cache", "kernels", "warm_up"]
     last = {phase: (done, total) for phase, done, total in seen}
     assert all(done == total > 0 for done, total in last.values())
     assert facts.architecture == "LlamaForCausalLM"

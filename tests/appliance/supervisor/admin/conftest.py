@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from appliance.supervisor.admin.app import create_admin_apps
 from tests.appliance.supervisor.admin.in_memory import Fleet, Hub, Keys
+from tests.appliance.supervisor.admin.in_memory_insight import InMemoryInsight
 
 SITE = "https://panel.example"
 
@@ -18,6 +19,7 @@ class Plane:
     fleet: Fleet
     hub: Hub
     keys: Keys
+    insight: InMemoryInsight
     tcp: ASGIApp
     local: ASGIApp
 
@@ -30,9 +32,9 @@ def client(app: ASGIApp, key: str | None = None) -> httpx.AsyncClient:
 
 @pytest.fixture
 async def plane() -> Plane:
-    fleet, hub, keys = Fleet(), Hub(), Keys()
-    tcp, local = create_admin_apps(fleet, hub, keys, [SITE], ["box.example"])
-    return Plane(fleet, hub, keys, tcp, local)
+    fleet, hub, keys, insight = Fleet(), Hub(), Keys(), InMemoryInsight()
+    tcp, local = create_admin_apps(fleet, hub, keys, insight.port(), [SITE], ["box.example"])
+    return Plane(fleet, hub, keys, insight, tcp, local)
 
 
 @pytest.fixture

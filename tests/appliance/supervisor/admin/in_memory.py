@@ -15,7 +15,6 @@ from appliance.supervisor.admin.schemas import (
     CreateKey,
     EngineRow,
     GatewayRow,
-    JournalEvent,
     KeyRow,
     LoadAdapterBody,
     Operation,
@@ -28,8 +27,8 @@ from appliance.supervisor.admin.schemas import (
     Stats,
     SystemInfo,
     Trace,
-    TraceRow,
 )
+from tests.appliance.supervisor.admin.in_memory_telemetry import InMemoryTelemetry
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 HEX = "0123456789abcdef01234567"
@@ -248,10 +247,11 @@ def trace(span_count: int = 1) -> Trace:
     return Trace(request=request_row("finished"), headline="TTFT 1 ms", spans=spans, complete=True)
 
 
-class Hub:
+class Hub(InMemoryTelemetry):
     """One request, one trace, and a stream that sends what a test puts into `feed`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.feed: asyncio.Queue[tuple[int, str, str] | None] = asyncio.Queue()
         self.after: list[int | None] = []
         self.readers = 0
@@ -265,13 +265,9 @@ class Hub:
             raise NotFoundError(f"there is no request {request_id!r}")
         return request_row()
 
-    async def traces(
-        self, *, limit: int, outcome: str | None, min_ms: float | None, model: str | None
-    ) -> list[TraceRow]:
-        return []
-
-    async def trace(self, request_id: str) -> Trace:
+    async def trace(self, request_id: str, *, content: bool = False) -> Trace:
         self.request(request_id)
+        self.content_shown.append(content)
         return trace()
 
     def stats(self) -> Stats:
@@ -283,9 +279,6 @@ class Hub:
         return Snapshot(
             engines=[], gateways=[], requests=[], operations=[], stats=stats(), events=[]
         )
-
-    def events(self, limit: int) -> list[JournalEvent]:
-        return []
 
     async def subscribe(self, after_id: int | None) -> AsyncIterator[tuple[int, str, str]]:
         self.after.append(after_id)
@@ -320,7 +313,7 @@ class Keys:
 
     def create(self, body: CreateKey, actor: str) -> CreatedKey:
         secret = secrets.token_hex(8)
-        row = self._add(secret, body.name, body.scope)
+        row = self._add(secret, body.name, body.scope, allows_content=body.allows_content)
         return CreatedKey(**row.model_dump(), secret=secret)
 
     def revoke(self, key_id: str, actor: str) -> KeyRow:
@@ -331,7 +324,13 @@ class Keys:
         self._rows[key_id] = (digest, row)
         return row
 
-    def _add(self, secret: str, name: str, scope: Scope) -> KeyRow:
-        row = KeyRow(id=f"k{len(self._rows)}", name=name, scope=scope, created_at=NOW)
+    def _add(self, secret: str, name: str, scope: Scope, *, allows_content: bool = False) -> KeyRow:
+        row = KeyRow(
+            id=f"k{len(self._rows)}",
+            name=name,
+            scope=scope,
+            created_at=NOW,
+            allows_content=allows_content,
+        )
         self._rows[row.id] = (hashlib.sha256(secret.encode()).digest(), row)
         return row

@@ -10,6 +10,7 @@ from appliance.supervisor.admin.access import ROUTES
 from appliance.supervisor.admin.app import create_routes
 from tests.appliance.supervisor.admin.conftest import Plane
 from tests.appliance.supervisor.admin.in_memory import Fleet, Hub, Keys
+from tests.appliance.supervisor.admin.in_memory_insight import InMemoryInsight
 
 pytestmark = pytest.mark.anyio
 
@@ -31,7 +32,7 @@ CLOSED = [path for path in PATHS if ROUTES.get(("GET", path), "closed") is not N
 
 
 async def test_the_table_names_exactly_the_routes_that_exist():
-    described = create_routes(Fleet(), Hub(), Keys()).openapi()["paths"]
+    described = create_routes(Fleet(), Hub(), Keys(), InMemoryInsight().port()).openapi()["paths"]
 
     served = {(method.upper(), path) for path in described for method in described[path]}
 
@@ -39,7 +40,7 @@ async def test_the_table_names_exactly_the_routes_that_exist():
 
 
 async def test_no_route_hides_from_the_description():
-    app = create_routes(Fleet(), Hub(), Keys())
+    app = create_routes(Fleet(), Hub(), Keys(), InMemoryInsight().port())
     routes = [route for found in app.routes for route in found.original_router.routes]
 
     assert all(isinstance(route, APIRoute) and route.include_in_schema for route in routes)

@@ -1,0 +1,1 @@
+"""Parts of `telemetry_overhead.py`."""

@@ -1,0 +1,78 @@
+"""Traffic for stages: words, streams in threads, a chat by hand, processes that stand still."""
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.integration.appliance_process import ApplianceProcess
+
+WORDS = (
+    "the", "capital", "of", "France", "is", "Paris", "and", "quick", "brown", "fox", "jumps",
+    "over", "lazy", "dog", "engine", "makes", "tokens", "gateway", "text", "supervisor",
+    "watches", "both", "day", "night",
+)  # fmt: skip
+
+
+def words(count: int, seed: int) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(count))
+
+
+def begin_chat(
+    appliance: ApplianceProcess, body: bytes, length: int | None = None
+) -> socket.socket:
+    """Begin a chat by hand; the connection is closed by the server at the end."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_WINDOW_CLAMP, 1024)
+    connection.settimeout(60)
+    connection.connect(("127.0.0.1", appliance.instance["port"]))
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        f"Authorization: Bearer {appliance.api_key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {length or len(body)}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+class Filler(threading.Thread):
+    """A stream that is read to its end, whatever that is."""
+
+    def __init__(self, appliance: ApplianceProcess, body: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self._appliance = appliance
+        self._body = body
+        self.started = threading.Event()
+        """The first token is here."""
+
+    def run(self) -> None:
+        url, headers = f"{self._appliance.url}/v1/completions", self._appliance.headers
+        with (
+            httpx.Client(timeout=60) as client,
+            client.stream("POST", url, json=self._body, headers=headers) as answer,
+        ):
+            for line in answer.iter_lines():
+                if line.startswith("data: "):
+                    self.started.set()
+
+
+def paused(pid: int, pause_s: float) -> None:
+    """Stop a process for a while."""
+    process = psutil.Process(pid)
+    process.suspend()
+    time.sleep(pause_s)
+    process.resume()
+
+
+def join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a request did not end"
