@@ -172,7 +172,8 @@ def judge_stream(case: Case) -> PhaseFindings:
     excess_ns = case.excess_ns("stream")
     most_ns = left_ns = excess_ns if case.cohort.is_enough else float(took_ns)
     found: list[Finding] = []
-    blocked_ns = min(left_ns, record.send_blocked_ns)
+    # a process that stood still inside a send was not held up by its client
+    blocked_ns = min(left_ns, max(0.0, record.send_blocked_ns - case.busy.left_ns))
     if blocked_ns > LEAST_NS:
         found.append(_slow_client(case, blocked_ns))
         left_ns -= blocked_ns

@@ -236,7 +236,10 @@ class TraceScreen(OperatorScreen):
         self.action_fold()
 
     def action_fold(self) -> None:
-        """Open or close the selected row."""
+        """Open or close the selected row; from a cause, go to the span it points at."""
+        if self.query_one("#why").has_focus:
+            self.query_one("#waterfall").focus()
+            return
         if key := self.query_one("#waterfall", Listing).selected:
             self._toggled ^= {key}
             self.paint()

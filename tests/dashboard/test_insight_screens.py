@@ -101,6 +101,9 @@ async def test_a_selected_cause_points_at_its_span(fake):
 
         await keys(pilot, "end")
         await until(pilot, lambda: listing(pilot, "waterfall").selected == "decode")
+        await keys(pilot, "enter")
+        await until(pilot, lambda: listing(pilot, "waterfall").has_focus)
+        assert listing(pilot, "waterfall").selected == "decode"
 
 
 async def test_e_shows_the_attributes_instead_and_the_causes_again(fake):

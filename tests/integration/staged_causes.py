@@ -19,15 +19,17 @@ from typing import Any
 import httpx
 
 from tests.integration.appliance_process import ApplianceProcess, wait_until
-from tests.integration.staged_traffic import Filler, begin_chat, join, paused, words
+from tests.integration.staged_traffic import Filler, QueueWatch, begin_chat, join, pause, words
 from tests.lora import make_adapter
 from tests.tiny_model import make_tiny_model
 
 SEATS = 16
 LAYERS = 2
 TOKENS = 24
-PREFIX_WORDS = 2000
-KV_TOKENS = 8192
+PREFIX_WORDS = 3000
+KV_TOKENS = 10_240
+LEAST_WAIT_S = 0.25
+"""A shorter queue is none: fillers were done before their victims came."""
 BYTES_PER_TOKEN = LAYERS * 2 * 2 * 16 * 4
 
 
@@ -96,6 +98,12 @@ class Stage:
             assert answer.status_code == 200
             return answer.headers["x-request-id"], time.monotonic() - start_s
 
+    def calm_adapters(self, count: int) -> None:
+        """The same for requests that name an adapter: nobody else does."""
+        messages = [{"role": "user", "content": "hello"}]
+        for _ in range(count):
+            self.chat(model="second", messages=messages)
+
     def calm(self, count: int) -> list[tuple[str, float]]:
         """Requests that nothing happens to."""
         made = [self.chat() for _ in range(count)]
@@ -150,20 +158,15 @@ class Stage:
             victim = Victim(name, frozenset(truth), request_id, took_s, frozenset(side))
             self.victims.append(victim)
 
-    def together(
-        self, count: int, name: str, truth: Sequence[str], *side: str, **fields: Any
-    ) -> None:
-        """So many victims at once."""
+    def together(self, count: int) -> list[tuple[str, float]]:
+        """So many chats at once."""
         made: list[tuple[str, float]] = []
-        threads = [
-            threading.Thread(target=lambda: made.append(self.chat(**fields))) for _ in range(count)
-        ]
+        threads = [threading.Thread(target=lambda: made.append(self.chat())) for _ in range(count)]
         for thread in threads:
             thread.start()
         join(threads)
         assert len(made) == count, "a victim failed"
-        for one in made:
-            self.add(name, truth, one, *side)
+        return made
 
     # ------------------------------------------------------------ causes
 
@@ -174,13 +177,18 @@ class Stage:
             self.victims.append(Victim("calm", frozenset(), request_id, took_s))
 
     def queue(self, count: int = 4) -> None:
-        with self.fillers(SEATS, 3, 120):
-            self.together(count, "queue", ["queue"], "crowded_batch", "cold_prefix")
+        with QueueWatch(self.appliance) as watch, self.fillers(SEATS, 3, 200):
+            made = self.together(count)
+        if watch.seconds < LEAST_WAIT_S:
+            self.misfires += count
+            return
+        for one in made:
+            self.add("queue", ["queue"], one, "crowded_batch", "cold_prefix")
 
     def preemption(self) -> None:
         """Others grow until the cache holds no more; the youngest gives way."""
         before = self.appliance.metric("quarterdeck_engine_preemptions_total")
-        with self.fillers(10, 580, 120):  # 10 x 38 blocks, and 10 more after 28 tokens
+        with self.fillers(10, 692, 120):  # 10 x 45 blocks, and 10 more after 28 tokens
             made = self.chat()
         self.calm(1)
         if self.appliance.metric("quarterdeck_engine_preemptions_total") > before:
@@ -189,16 +197,16 @@ class Stage:
             self.add("kv queue", ["queue"], made, "cold_prefix", "crowded_batch")
 
     def prompt_between(self) -> None:
-        """Long prompts come while it decodes."""
+        """A long prompt comes while it decodes."""
         threads: list[Filler] = []
-        made = self.chat(on_token=lambda: threads.extend(self.filler(4000, 1) for _ in range(2)))
+        made = self.chat(on_token=lambda: threads.append(self.filler(6000, 1)))
         join(threads)
         self.add("prompt between", ["long_prefill_beside"], made)
         self.calm(1)
 
     def prompt_before(self) -> None:
-        """Long prompts are in the engine when it comes."""
-        threads = [self.filler(4000, 1) for _ in range(2)]
+        """A long prompt is in the engine when it comes."""
+        threads = [self.filler(6000, 1)]
         time.sleep(0.05)
         made = self.chat()
         join(threads)
@@ -228,7 +236,8 @@ class Stage:
         self.appliance.admin("/admin/v1/engines/e0/sleep", "POST", json={"level": 1})
         wait_until(lambda: self.engine()["state"] == "asleep", 10, "asleep")
         messages = [{"role": "user", "content": "hello"}]
-        self.add("asleep", ["asleep_engine"], self.chat(messages=messages), least=0.0)
+        made = self.chat(messages=messages, max_tokens=4)
+        self.add("asleep", ["asleep_engine"], made, least=0.0)
         self.calm(1)
 
     def slow_client(self) -> None:
@@ -263,18 +272,18 @@ class Stage:
 
     def gateway_stops(self, pause_s: float = 0.6) -> None:
         pid = self.appliance.admin("/admin/v1/gateways").json()["items"][0]["pid"]
-        made = self.chat(on_token=lambda: paused(pid, pause_s))
+        made = self.chat(on_token=lambda: pause(pid, pause_s))
         self.add("gateway stops", ["collector"], made)
 
     def engine_stops(self, pause_s: float = 0.6, **fields: Any) -> None:
         pid = self.engine()["pid"]
-        made = self.chat(on_token=lambda: paused(pid, pause_s), **fields)
+        made = self.chat(on_token=lambda: pause(pid, pause_s), **fields)
         truth = ["slow_steps", *(["long_output"] if fields else [])]
         self.add("engine stops", truth, made)
 
     def crowd(self) -> None:
-        with self.fillers(SEATS - 1, 3, 120):
-            self.add("crowd", ["crowded_batch"], self.chat(), least=2.5)
+        with self.fillers(SEATS - 1, 3, 200):
+            self.add("crowd", ["crowded_batch"], self.chat(), least=2.0)
 
     def grammar(self) -> None:
         kind = f"[a-{'mnopqrstuvwxyz'[self.seed() % 14]}]"
@@ -304,21 +313,24 @@ class Stage:
         with self.fillers(SEATS, 3, 400):
             killer = threading.Timer(0.3, os.kill, (pid, signal.SIGKILL))
             killer.start()
-            self.together(count, "engine dies", ["engine_died"], "cold_prefix", "queue")
+            made = self.together(count)
+        for one in made:
+            self.add("engine dies", ["engine_died"], one, "cold_prefix", "queue")
         self.appliance.wait_ready()
         self.calm(2)
 
     # ------------------------------------------------------------ two at once
 
     def queue_and_slow_client(self) -> None:
-        with self.fillers(SEATS, 3, 100):
+        with QueueWatch(self.appliance) as watch, self.fillers(SEATS, 3, 200):
             made = self.lazy_reader()
-        self.add("queue + client", ["queue", "slow_client"], made, "crowded_batch")
+        truth = ["queue", "slow_client"] if watch.seconds >= LEAST_WAIT_S else ["slow_client"]
+        self.add("queue + client", truth, made, "crowded_batch")
 
     def cold_and_stop(self) -> None:
         pid = self.engine()["pid"]
         salt = f"salt{self.seed()}"
-        made = self.chat(on_token=lambda: paused(pid, 0.5), cache_salt=salt)
+        made = self.chat(on_token=lambda: pause(pid, 0.5), cache_salt=salt)
         self.add("cold + stop", ["cold_prefix", "slow_steps"], made)
 
     def long_and_stop(self) -> None:

@@ -64,12 +64,38 @@ class Filler(threading.Thread):
                     self.started.set()
 
 
-def paused(pid: int, pause_s: float) -> None:
-    """Stop a process for a while."""
+def pause(pid: int, pause_s: float) -> None:
+    """Stop a process now, and let it go on after a while."""
     process = psutil.Process(pid)
     process.suspend()
-    time.sleep(pause_s)
-    process.resume()
+    threading.Timer(pause_s, process.resume).start()
+
+
+class QueueWatch:
+    """Looks whether requests wait in the engine, all the time; the appliance itself says so."""
+
+    def __init__(self, appliance: ApplianceProcess) -> None:
+        self._appliance = appliance
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.seconds = 0.0
+        """In which somebody waited."""
+
+    def __enter__(self) -> "QueueWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        before_s = time.monotonic()
+        while not self._done.wait(0.03):
+            waiting = self._appliance.engine()["waiting"]
+            now_s = time.monotonic()
+            self.seconds += (now_s - before_s) if waiting else 0.0
+            before_s = now_s
 
 
 def join(threads: Sequence[threading.Thread]) -> None:

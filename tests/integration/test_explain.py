@@ -146,10 +146,11 @@ def test_the_command_refuses_what_it_cannot_mean(stage: Stage):
 @pytest.mark.timeout(1500)
 def test_two_hundred_staged_causes_are_named(stage: Stage):
     stage.calm(40)
+    stage.calm_adapters(16)
 
     stage.engine_dies(6)
     while len(stage.victims) < 200:
-        stage.calm(12)
+        stage.calm(50)
         play_round(stage)
         if len(stage.victims) in range(90, 130):
             stage.engine_dies(6)
