@@ -1,6 +1,7 @@
 """Tokenizers and chat templates of the served models, loaded off the loop, once each."""
 
 import asyncio
+import gc
 import logging
 import math
 from collections.abc import Sequence
@@ -106,6 +107,7 @@ class TextRegistry:
             model_path = await self._wanted.get()
             try:
                 self._texts[model_path] = await asyncio.to_thread(load_text, Path(model_path))
+                gc.freeze()  # modules and vocabulary stay: collections need not look at them
             except Exception:  # the gateway stays up and says so to whoever asks for this model
                 logger.exception("the tokenizer of %s could not be loaded", model_path)
                 self._failed_ns[model_path] = now_ns()

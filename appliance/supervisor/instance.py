@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import sqlite3
@@ -210,6 +211,7 @@ class Instance:
             self._settings,
             self._insight(supervisor, hub),
         )
+        gc.freeze()  # what was imported stays: collections need not look at it, and are short
         assert self._listeners.admin_unix is not None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.run(self._listeners.admin, self._listeners.admin_unix))

@@ -119,6 +119,9 @@ def walk(
             costs.gap_ns += gap_ns if gap_ns > LEAST_GAP_NS else 0
         before = step
         took_ns = min(step.end_ns, end_ns) - max(step.start_ns, start_ns)
+        if start_ns >= step.executed_ns:  # its work was done: only what came after is inside
+            costs.gap_ns += took_ns if took_ns > LEAST_GAP_NS else 0
+            continue
         is_own = takes_part or step.step in own
         _add(costs, step, took_ns, norm, own.get(step.step, 0) if is_own else None)
     return costs

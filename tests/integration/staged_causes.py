@@ -177,7 +177,7 @@ class Stage:
             self.victims.append(Victim("calm", frozenset(), request_id, took_s))
 
     def queue(self, count: int = 4) -> None:
-        with QueueWatch(self.appliance) as watch, self.fillers(SEATS, 3, 200):
+        with QueueWatch(self.appliance) as watch, self.fillers(SEATS, 3, 350):
             made = self.together(count)
         if watch.seconds < LEAST_WAIT_S:
             self.misfires += count
@@ -281,10 +281,6 @@ class Stage:
         truth = ["slow_steps", *(["long_output"] if fields else [])]
         self.add("engine stops", truth, made)
 
-    def crowd(self) -> None:
-        with self.fillers(SEATS - 1, 3, 200):
-            self.add("crowd", ["crowded_batch"], self.chat(), least=2.0)
-
     def grammar(self) -> None:
         kind = f"[a-{'mnopqrstuvwxyz'[self.seed() % 14]}]"
         properties = {
@@ -322,7 +318,7 @@ class Stage:
     # ------------------------------------------------------------ two at once
 
     def queue_and_slow_client(self) -> None:
-        with QueueWatch(self.appliance) as watch, self.fillers(SEATS, 3, 200):
+        with QueueWatch(self.appliance) as watch, self.fillers(SEATS, 3, 350):
             made = self.lazy_reader()
         truth = ["queue", "slow_client"] if watch.seconds >= LEAST_WAIT_S else ["slow_client"]
         self.add("queue + client", truth, made, "crowded_batch")

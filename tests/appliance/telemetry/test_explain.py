@@ -373,6 +373,31 @@ def test_several_choices_that_nobody_read_are_no_slow_decode():
     assert kinds(explanation) == ["slow_client"]
 
 
+def test_an_engine_that_stood_still_after_its_first_token_was_slow_there():
+    """The pause lies at the end of the step that computed the prompt."""
+    story = Story(prompt=1000, cached=0, prefill=100)
+    made = evidence(story, cohort(prompt=1000, cached=0, prefill=100))
+    (one,) = made.record.choices
+    assert one.timeline is not None
+    late_ns = 500 * MS
+    first = made.steps[0]._replace(end_ns=made.steps[0].end_ns + late_ns)
+    rest = [
+        step._replace(start_ns=step.start_ns + late_ns, executed_ns=step.executed_ns + late_ns,
+                      end_ns=step.end_ns + late_ns)
+        for step in made.steps[1:]
+    ]  # fmt: skip
+    finished_ns = (one.timeline.finished_ns or 0) + late_ns
+    times = replace(one.timeline, finished_ns=finished_ns, first_token_ns=first.executed_ns)
+    record = {
+        "choices": (replace(one, timeline=times),),
+        "ended_ns": made.record.ended_ns + late_ns,
+    }
+
+    explanation = explain(evidence(story, made.cohort, steps=[first, *rest], record=record))
+
+    assert kinds(explanation) == ["slow_steps"]
+
+
 def test_a_quick_request_with_one_slow_phase_is_not_called_slow():
     story = Story(dispatch=60, step=lambda _: Step(3.0))
 
