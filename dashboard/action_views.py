@@ -144,6 +144,15 @@ VIEWS: Final = (
         rank=18,
     ),
     Action(
+        id="last_crash",
+        keys="c",
+        shown="c",
+        label="crash",
+        help="The steps of the last start that crashed, or again of the one that runs.",
+        screens=frozenset({ENGINE}),
+        rank=19,
+    ),
+    Action(
         id="moment",
         keys="m",
         shown="m",

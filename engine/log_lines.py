@@ -221,7 +221,7 @@ def parse_line(line: str) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     fields = cast("dict[str, Any]", found)
     texts = (fields.get(name) for name in ("at", "level", "text", "process"))

@@ -68,7 +68,7 @@ class FigureReader:
         self._counted_ns: int | None = None
 
     def read(self) -> ProcessFigures:
-        """Return the figures as they are now; those of a loop's lag are left empty."""
+        """Return the figures as they are now."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
         max_fds = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         resident_pages = os.pread(self._statm, _READ_BYTES, 0).split()[1]

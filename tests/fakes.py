@@ -520,7 +520,6 @@ class FakeEngine:
             num_blocks=NUM_BLOCKS,
             used_blocks=len(self._live),
             resident_bytes=WEIGHTS_BYTES if self.sleep_level else 3 * WEIGHTS_BYTES,
-            cpu_seconds=0.0,
             prompt_tokens=sum(len(r.prompt_token_ids) for r in self.received),
             generation_tokens=self.step,
             cached_tokens=0,

@@ -60,7 +60,7 @@ _LISTED_BY: Mapping[str, str] = {
     "keys": "`quarterdeck keys list` lists the keys.",
     "profiles": "`quarterdeck profile list` lists the profiles.",
     "requests": "`quarterdeck requests` lists the requests.",
-    "traces": "`quarterdeck requests` lists the requests; old traces are dropped.",
+    "traces": "`quarterdeck traces` lists what is stored; old traces are dropped.",
 }
 """Hints for names that do not exist, by collection."""
 
@@ -156,7 +156,7 @@ class AdminClient:
 
     def moment(self, at: datetime, window_s: float) -> Moment:
         """What happened around a point in time."""
-        params = {"at": at.isoformat(), "window_s": window_s}
+        params = {"at": at.astimezone().isoformat(), "window_s": window_s}
         return self._call("GET", "/moment", Moment, params=params)
 
     def traces(self, query: Mapping[str, Any]) -> list[TraceRow]:
@@ -336,8 +336,9 @@ def _error_of(answer: httpx.Response) -> CliError:
         return CliError(f"the server answered {answer.status_code}", code, _WRONG_SERVER_HINT)
     if found.code != "not_found":
         return CliError(found.detail or found.title, code, found.hint)
-    collection = answer.request.url.path.removeprefix(f"{API}/").partition("/")[0]
-    return NoSuchThingError(found.detail or found.title, code, _LISTED_BY.get(collection))
+    collection, _, name = answer.request.url.path.removeprefix(f"{API}/").partition("/")
+    missing = collection if name else "engines"  # what a new thing, such as a profile, is for
+    return NoSuchThingError(found.detail or found.title, code, _LISTED_BY.get(missing))
 
 
 def segment(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from appliance.cli.exits import CliError, Exit
-from appliance.cli.moments import parse_moment
+from appliance.cli.moments import parse_middle
 from appliance.cli.output import Output, print_json, print_table, printable, say
 from appliance.cli.target import Format, KeyFile, StateDir, Url, connect
 
@@ -20,7 +20,7 @@ _SETTLE_S = 2.0
 _POLL_S = 0.1
 _HOUR = timedelta(hours=1)
 _PERCENT = 100
-_MS_PER_S = 1000.0
+_NS_PER_MS = 1e6
 
 
 def explain(  # noqa: PLR0913 - options of a command
@@ -33,10 +33,12 @@ def explain(  # noqa: PLR0913 - options of a command
     ] = False,
     at: Annotated[
         str | None,
-        typer.Option(help="What happened then: 14:22, an ISO time, or -5m (five minutes ago)."),
+        typer.Option(
+            help="What happened then: 14:22 (that minute), an ISO time, or -5m (five minutes ago)."
+        ),
     ] = None,
     window: Annotated[
-        float, typer.Option(min=1, max=3600, help="Seconds around --at to look at.")
+        float, typer.Option(min=1, max=3600, help="Seconds to look at; --at is in their middle.")
     ] = 60.0,
     state_dir: StateDir = None,
     url: Url = None,
@@ -46,7 +48,7 @@ def explain(  # noqa: PLR0913 - options of a command
     """Say why a request took as long as it did, with the evidence; or what happened at a time."""
     if sum((request_id is not None, slowest, at is not None)) != 1:
         raise CliError("name a request, or give --slowest or --at TIME", Exit.USAGE)
-    when = None if at is None else parse_moment(at)
+    when = None if at is None else parse_middle(at)
     with connect(state_dir, url, key_file) as admin:
         if when is not None:
             _show_moment(admin.moment(when, window), output)
@@ -102,16 +104,15 @@ def _show(found: "Explanation", output: Output) -> None:
 
 
 def _print_cause(cause: "Cause") -> None:
+    from appliance.cli.waterfall import told
+
     share = f"{_PERCENT * cause.share:.0f} %"
     print(
         printable(f"{cause.kind}: {_ms(cause.cost_ms)}, {share} of the excess, {cause.confidence}")
     )
     print(printable(f"  {cause.text}"))
-    for fact in cause.evidence:
-        value = "" if fact.value is None else f": {_value(fact.value, fact.unit)}"
-        usual = fact.cohort_median
-        against = "" if usual is None else f" (usually {_value(usual, fact.unit)})"
-        print(printable(f"  - {fact.text}{value}{against}"))
+    for text in told(cause):
+        print(printable(f"  - {text}"))
     if cause.advice:
         print(printable(f"  > {cause.advice}"))
 
@@ -132,24 +133,28 @@ def _show_moment(found: "Moment", output: Output) -> None:
                 for row in found.slowest
             ),
         )
+    if found.engines:
+        print()
     for engine_id, figures in found.engines.items():
-        told = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in figures.items())
-        print(f"\n{engine_id}: {told}")
+        print(f"{engine_id}: {', '.join(_figure(*figure) for figure in figures.items())}")
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in found.by_outcome.items())
     since, until = found.since.astimezone(), found.until.astimezone()
     say(f"{since:%H:%M:%S} to {until:%H:%M:%S}: {outcomes or 'no requests'}")
 
 
-def _value(value: float, unit: str | None) -> str:
-    return _ms(value) if unit == "ms" else f"{value:,.10g}" + (f" {unit}" if unit else "")
+def _figure(name: str, value: float) -> str:
+    words = name.replace("_", " ")
+    if name.endswith("_share"):
+        return f"{words.removesuffix(' share')} {_PERCENT * value:.0f} %"
+    if name.endswith("_ms"):
+        return f"{words.removesuffix(' ms')} {_ms(value)}"
+    return f"{words} {value:,.10g}"
 
 
 def _ms(value_ms: float | None) -> str:
-    if value_ms is None:
-        return "-"
-    if value_ms >= _MS_PER_S:
-        return f"{value_ms / _MS_PER_S:.2f} s"
-    return f"{value_ms:.1f} ms"
+    from appliance.cli.waterfall import duration
+
+    return "-" if value_ms is None else duration(value_ms * _NS_PER_MS)
 
 
 def _times(ratio: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,24 @@ class Level(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Which lines are wanted."""
+
+    process: str | None
+    level: str | None
+    contains: str | None
+
+    def of(self, admin: "AdminClient", limit: int, after: int | None = None) -> "list[LogLine]":
+        return admin.logs(
+            process=self.process,
+            level=self.level,
+            contains=self.contains,
+            after=after,
+            limit=limit,
+        )
+
+
 def logs(  # noqa: PLR0913 (options of a command)
     process: Annotated[
         str | None, typer.Argument(help="e0, gateway-0, supervisor; all, if left out.")
@@ -54,34 +73,57 @@ def logs(  # noqa: PLR0913 (options of a command)
             raise CliError("no appliance is running: there is nothing to follow", Exit.NO_ACCESS)
         _print(_from_file(state_dir, process, wanted, grep, lines), output, follow=False)
         return
+    asked = _Asked(process, wanted, grep)
     with connect(state_dir, url, key_file) as admin:
-        first = admin.logs(process=process, level=wanted, contains=grep, limit=lines)
+        first = asked.of(admin, limit=lines)
         _print(first, output, follow=follow)
-        if follow:
-            _follow(admin, first, process, wanted, grep, output)
+        if not follow:
+            return
+    try:
+        _follow((state_dir, url, key_file), asked, first[-1].id if first else 0, output)
+    except KeyboardInterrupt:
+        return
 
 
 def _follow(
-    admin: "AdminClient",
-    first: "list[LogLine]",
-    process: str | None,
-    level: str | None,
-    contains: str | None,
+    target: tuple[Path | None, str | None, Path | None],
+    asked: "_Asked",
+    last_id: int,
     output: Output,
 ) -> None:
-    """Print lines as they come, until interrupted."""
-    last_id = first[-1].id if first else 0
-    try:
-        while True:
-            found = admin.logs(
-                process=process, level=level, contains=contains, after=last_id, limit=_BATCH
-            )
-            _print(found, output, follow=True)
-            last_id = found[-1].id if found else last_id
-            if len(found) < _BATCH:
-                time.sleep(_POLL_S)
-    except KeyboardInterrupt:
-        return
+    """Print lines as they come; an appliance that restarts is waited for."""
+    was_away = False
+    while True:
+        try:
+            with connect(*target) as admin:
+                if was_away:
+                    say("the appliance is back")
+                    last_id = _begin_again(admin, last_id)
+                    was_away = False
+                while True:
+                    last_id = _go_on(admin, asked, last_id, output)
+        except CliError as error:
+            if error.__cause__ is None:  # it answered: with this key, there is nothing to wait for
+                raise
+            if not was_away:
+                say(f"{error}: waiting for it")
+            was_away = True
+            time.sleep(_POLL_S)
+
+
+def _go_on(admin: "AdminClient", asked: "_Asked", last_id: int, output: Output) -> int:
+    """Print what came after a line; return the last one's id."""
+    found = asked.of(admin, after=last_id, limit=_BATCH)
+    _print(found, output, follow=True)
+    if len(found) < _BATCH:
+        time.sleep(_POLL_S)
+    return found[-1].id if found else last_id
+
+
+def _begin_again(admin: "AdminClient", last_id: int) -> int:
+    """Return after which line to go on: ids go on too, unless the log file was taken away."""
+    newest = admin.logs(limit=1)
+    return last_id if newest and newest[-1].id >= last_id else 0
 
 
 def _from_file(

@@ -9,7 +9,7 @@ import typer
 from appliance.cli.exits import CliError, Exit
 from appliance.cli.output import Output, print_json, print_table, printable, say
 from appliance.cli.profile_commands import one_engine
-from appliance.cli.target import Format, KeyFile, StateDir, Url, connect, control_plane_url
+from appliance.cli.target import Format, KeyFile, StateDir, Url, connect, is_reachable
 
 if TYPE_CHECKING:
     from appliance.supervisor.admin.schemas import FlightReport, FlightStep
@@ -24,17 +24,18 @@ def postmortem(  # noqa: PLR0913 (options of a command)
         str | None, typer.Argument(help="e0, e1, ...; needless with one engine.")
     ] = None,
     epoch: Annotated[
-        int | None, typer.Option(min=0, help="Which start of it; the last that crashed.")
+        int | None,
+        typer.Option(min=0, help="Which of its starts; the last that crashed, if left out."),
     ] = None,
-    live: Annotated[bool, typer.Option("--live", help="The process that runs now.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Of the process that runs now.")] = False,
     steps: Annotated[int, typer.Option(min=1, max=4096, help="Newest steps to show.")] = 20,
     state_dir: StateDir = None,
     url: Url = None,
     key_file: KeyFile = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Show what an engine did before it died. Works without a running appliance too."""
-    if url is None and not _is_running(state_dir):
+    """Show the last steps of an engine, dead or alive. Works without a running appliance too."""
+    if not is_reachable(state_dir, url):
         report = _offline(state_dir, engine, steps, epoch)
     else:
         report = _online(engine, steps, epoch, live=live, target=(state_dir, url, key_file))
@@ -42,19 +43,6 @@ def postmortem(  # noqa: PLR0913 (options of a command)
         print_json(report.model_dump(mode="json"))
     else:
         _print(report)
-
-
-def _is_running(state_dir: Path | None) -> bool:
-    """Whether there is an appliance to ask; an address names one."""
-    from appliance.config.paths import NotRunningError, client_state_dir, find_instance
-
-    if control_plane_url(state_dir, None):
-        return True
-    try:
-        find_instance(client_state_dir(state_dir))
-    except NotRunningError:
-        return False
-    return True
 
 
 def _online(
@@ -136,4 +124,4 @@ def _cells(step: "FlightStep") -> list[str]:
 
 
 def _clock(at: datetime) -> str:
-    return f"{at:%H:%M:%S.%f}"[:-3]
+    return f"{at.astimezone():%H:%M:%S.%f}"[:-3]

@@ -237,7 +237,7 @@ def _cells(row: "ProfileRow") -> list[str]:
         row.id,
         row.engine,
         row.state,
-        f"{row.created_at:%Y-%m-%d %H:%M:%S}",
+        f"{row.created_at.astimezone():%Y-%m-%d %H:%M:%S}",
         steps,
         size(sum(file.num_bytes for file in row.files)),
         row.actor,

@@ -161,11 +161,13 @@ def run(flags: dict[str, Any]) -> int:
     """Load the settings, hide the keys from other processes, and serve; return the exit code."""
     from appliance.cli import hidden_arguments
     from appliance.config.sources import load_from_process
+    from engine.redaction import known_secrets
 
     given = {key: value for key, value in flags.items() if value not in (None, [], ())}
     loaded = load_from_process(given)
     hidden_arguments.forget_environment()
-    if not hidden_arguments.hide([*given.get("api_key", ()), *given.get("admin_key", ())]):
+    keys = (*given.get("api_key", ()), *given.get("admin_key", ()))
+    if not hidden_arguments.hide([*keys, *known_secrets({}, [given.get("otlp_endpoint")])]):
         say("warning: the keys in the flags show in the process list; use --api-key-file")
     for warning in loaded.warnings:
         say(f"warning: {warning}")

@@ -28,7 +28,7 @@ def slo(
 ) -> None:
     """List the promises and how they are kept. Exit code 6 if one is paging or broken.
 
-    A burn rate of 1 uses the error budget up in exactly its window.
+    A burn rate of 1 uses the error budget of 30 days up in exactly 30 days.
     """
     from appliance.supervisor.admin.schemas import Collection, SloRow
 
@@ -60,10 +60,16 @@ def _cells(row: "SloRow") -> list[str]:
         "-" if row.ratio is None else _percent(round(row.ratio, 5)),
         str(row.good),
         str(row.bad),
-        "-" if row.budget_left is None else f"{100 * row.budget_left:.1f} %",
+        _budget(row.budget_left),
         *(_burn(row, window) for window in _WINDOWS),
         row.state,
     ]
+
+
+def _budget(left: float | None) -> str:
+    if left is None:
+        return "-"
+    return f"{100 * left:.1f} %" if left >= 0 else f"{-100 * left:.1f} % over"
 
 
 def _percent(share: float) -> str:

@@ -130,7 +130,13 @@ def _settings_rows(settings: "TelemetrySettings") -> "Iterator[tuple[str, str]]"
         yield "collector", f"{told}, {collector.last_error}" if collector.last_error else told
         counts = (collector.exported, collector.failed, collector.dropped, collector.queued)
         yield "spans", "{} exported, {} failed, {} dropped, {} queued".format(*counts)
-    yield "stored", f"{settings.stored_spans or 0} facts, {size(settings.stored_bytes)}"
+    facts = settings.stored_spans
+    told = (
+        "the file cannot be read"
+        if facts is None
+        else f"{facts} facts, {size(settings.stored_bytes)}"
+    )
+    yield "stored", told
     if settings.oldest_at is not None:
         yield "oldest", f"{settings.oldest_at.astimezone():%Y-%m-%d %H:%M:%S}"
     lost = [f"{d.process} {d.stage}: {d.dropped}" for d in settings.drops if d.dropped]

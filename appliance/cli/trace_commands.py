@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SETTLE_S = 2.0
 """Records of a request that just ended take a moment to arrive."""
+_FRESH = timedelta(seconds=10)
 _POLL_S = 0.1
 _LEAST_COLUMNS = 60
 
@@ -100,7 +102,7 @@ def traces(  # noqa: PLR0913 (options of a command)
     if output is Output.JSON:
         print_json([row.model_dump(mode="json") for row in rows])
         return
-    header = ("REQUEST", "OUTCOME", "MODEL", "ENGINE", "TIME", "TTFT", "SPANS", "KEY", "WHY")
+    header = ("REQUEST", "OUTCOME", "MODEL", "ENGINE", "TIME", "TTFT", "KEY", "WHY")
     print_table(header, (_cells(row) for row in rows))
     if not rows:
         say("no stored trace fits")
@@ -119,9 +121,15 @@ def settled_trace(admin: "AdminClient", request_id: str) -> "Trace":
             if is_last:
                 raise
         else:
-            if found.complete or is_last or found.request.ended_at is None:
+            if found.complete or is_last or not _is_fresh(found):
                 return found
         time.sleep(_POLL_S)
+
+
+def _is_fresh(found: "Trace") -> bool:
+    """Whether the request ended just now: what an older trace lacks does not come any more."""
+    ended_at = found.request.ended_at
+    return ended_at is not None and datetime.now(UTC) - ended_at < _FRESH
 
 
 def _explanation(admin: "AdminClient", found: "Trace") -> "Explanation | None":
@@ -184,7 +192,6 @@ def _cells(row: "TraceRow") -> list[str]:
         row.engine or "-",
         milliseconds(row.duration_ms),
         milliseconds(row.ttft_ms),
-        str(row.spans),
         row.key_id or "-",
         printable(row.headline),
     ]

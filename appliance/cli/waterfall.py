@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from appliance.cli.output import printable
-from appliance.supervisor.admin.schemas import Explanation, Span, Trace
+from appliance.supervisor.admin.schemas import Cause, Explanation, Span, Trace
 from appliance.trace_formats.critical_path import critical_path
 
 _PROCESS_COLUMNS = 10
@@ -75,8 +75,8 @@ def draw(
     name_columns = int(columns * _NAME_SHARE)
     bar_columns = columns - name_columns - _PROCESS_COLUMNS - _TIME_COLUMNS - 4
     axis = _Axis(root.start_ns, root.end_ns, bar_columns)
-    lines.append(_axis_line(axis, name_columns + _PROCESS_COLUMNS + 1))
     critical = {part.span.span_id for part in critical_path(trace.spans)}
+    lines.append(_axis_line(axis, name_columns + _PROCESS_COLUMNS + 1))
     lines += [_line(row, axis, name_columns, colour=colour) for row in _rows(trace.spans, critical)]
     return lines if why is None else [*lines, "", *reasons(why)]
 
@@ -86,7 +86,7 @@ def reasons(why: Explanation) -> list[str]:
     lines = [printable(why.verdict)]
     for cause in why.causes[:_MAX_CAUSES]:
         lines.append(printable(f"  {cause.cost_ms:7.0f} ms  {cause.text} ({cause.confidence})"))
-        lines += [printable(f"              {fact.text}") for fact in cause.evidence]
+        lines += [printable(f"              {text}") for text in told(cause)]
         if cause.advice:
             lines.append(printable(f"              → {cause.advice}"))
     slow = [
@@ -97,6 +97,27 @@ def reasons(why: Explanation) -> list[str]:
     if slow:
         lines.append(printable(f"against {why.cohort}: {', '.join(slow)}"))
     return lines
+
+
+def told(cause: Cause) -> Iterator[str]:
+    """Yield each fact of the evidence with its value and what is usual, neither said twice."""
+    for fact in cause.evidence:
+        says_value = fact.value is None or any(character.isdigit() for character in fact.text)
+        text = "" if fact.text == cause.text else fact.text
+        if text and not says_value:
+            text += f": {_amount(fact.value, fact.unit, fact.text)}"
+        if fact.cohort_median is not None:
+            usual = f"usually {_amount(fact.cohort_median, fact.unit, fact.text)}"
+            text = f"{text} ({usual})" if text else usual
+        if text:
+            yield text
+
+
+def _amount(value: float | None, unit: str | None, beside: str) -> str:
+    """Return a value with its unit, which the text beside it may have named."""
+    if unit == "ms":
+        return duration((value or 0.0) * _NS_PER_MS)
+    return f"{value:,.10g}" + (f" {unit}" if unit and unit not in beside else "")
 
 
 def _about(trace: Trace) -> str:
@@ -186,7 +207,7 @@ def _colour(row: _Row) -> str:
 
 def _axis_line(axis: _Axis, left: int) -> str:
     end = duration(axis.end_ns - axis.start_ns)
-    return " " * left + "0" + end.rjust(axis.columns - 1)
+    return f"{_CRITICAL} on the critical path".ljust(left) + "0" + end.rjust(axis.columns - 1)
 
 
 def _cut(text: str, columns: int) -> str:

@@ -116,7 +116,7 @@ class GatewayLink:
                 self.counts.unknown += 1
 
 
-def _taken_at_once(sent: "asyncio.Future[object]") -> None:
+def _taken_at_once(sent: "asyncio.Future[zmq.MessageTracker | None]") -> None:
     """Take back what waits behind another send (the hello, before there is a connection).
 
     Raises:

@@ -5,6 +5,10 @@ came with a key, and that key was minted with `--allow-content`. Keys of the con
 local user of the unix socket allow nothing: what they may do is decided by who starts the
 appliance, for everybody who uses them, and content is for the owner of one key to give.
 
+Where it may go: into the trace store, to callers with the scope `admin`, and with the spans to the
+collector that the operator configured. Once it is switched off, requests that still run lose what
+was kept of them, see `RecordBuffer`.
+
 The texts have the shape of OpenTelemetry's `gen_ai.input.messages` and `gen_ai.output.messages`
 (https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/), at most 16 KiB each; what is cut
 says so.

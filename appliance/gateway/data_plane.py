@@ -103,6 +103,7 @@ class DataPlane:
         )
         self.ledger.targets = state.slo
         self.records.enabled = self.client.records_hops = state.recording.enabled
+        self.records.keeps_content = state.recording.content
         self.fleet.apply(state)
 
     def epoch_of(self, engine_id: str) -> int | None:

@@ -25,6 +25,8 @@ LOCAL = "local"
 ANONYMOUS = "anonymous"
 MAX_KEYS: Final = 100
 """Keys that have accounts of their own; the others share one."""
+MAX_MODELS: Final = 200
+"""Served names and adapters, likewise: adapters may come and go by the thousand."""
 PROMISES: Final = ("availability", "ttft", "tpot")
 
 
@@ -39,6 +41,7 @@ class Ledger:
         self._accounts = accounts
         self._process = process
         self._keys: set[str] = set()
+        self._models: set[str] = set()
         self._begin_at_zero()
 
     def accept(self, journey: Journey) -> None:
@@ -124,7 +127,8 @@ class Ledger:
 
     def _book_shares(self, journey: Journey) -> None:
         """Book the end by key and by model: all ends, so that both sum up to the totals."""
-        key, model, outcome = self._key(journey), journey.model or OTHER, journey.outcome.value
+        model = _closed(self._models, journey.model or OTHER, MAX_MODELS)
+        key, outcome = self._key(journey), journey.outcome.value
         self._accounts.inc(names.KEY_REQUESTS, (key, outcome))
         self._accounts.inc(names.MODEL_REQUESTS, (model, outcome))
 
@@ -173,10 +177,14 @@ class Ledger:
         context = journey.context
         if context.key is None:
             return LOCAL if context.is_local else ANONYMOUS
-        key_id = context.key.key_id
-        if key_id not in self._keys and len(self._keys) < MAX_KEYS:
-            self._keys.add(key_id)
-        return key_id if key_id in self._keys else OTHER
+        return _closed(self._keys, context.key.key_id, MAX_KEYS)
+
+
+def _closed(seen: set[str], value: str, limit: int) -> str:
+    """Return the value while there are few, else `other`."""
+    if value not in seen and len(seen) < limit:
+        seen.add(value)
+    return value if value in seen else OTHER
 
 
 def _base_model(journey: Journey) -> str:

@@ -34,6 +34,8 @@ class RecordBuffer:
         self._hops: list[HopRecord] = []
         self.enabled = True
         """False: hops and ended requests are not recorded; the live table goes on."""
+        self.keeps_content = False
+        """False: prompts and outputs of requests that end are forgotten."""
         self.dropped = 0
         self.announced = asyncio.Event()
         """Set when a request was accepted: the hub must know it before this process may die."""
@@ -73,6 +75,8 @@ class RecordBuffer:
 
     def finished(self, journey: Journey) -> None:
         """A request ended, accepted or not."""
+        if not self.keeps_content:
+            journey.content = None  # it was switched off while the request ran
         if self.enabled:
             self._add(self._finished, journey.record(self._gateway, self._epoch))
 

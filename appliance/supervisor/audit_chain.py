@@ -67,7 +67,7 @@ def parse(line: bytes) -> Entry | None:
     """Return the entry in a line, None when it is none."""
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     entry = cast("Entry", found)
     is_entry = isinstance(found, dict) and isinstance(entry.get("seq"), int)
@@ -79,24 +79,29 @@ def verify(lines: Iterable[bytes], remembered: Head | None = None) -> Verdict:
 
     Args:
         lines: With or without their ends.
-        remembered: The last entry that the state database knows; the chain must hold it.
+        remembered: The last entry that the state database knows; the chain must hold it, or be
+            that of a new file which begins right after it.
     """
-    head, count, is_remembered = START, 0, remembered is None or remembered.seq == 0
+    head, count, is_remembered = START, 0, remembered in (None, START)
     for line in lines:
         entry = parse(line)
         problem = _problem(line, entry, head, is_first=count == 0)
         if entry is None or problem is not None:
             return Verdict(count, head, head.seq + 1, problem)
+        is_remembered |= remembered == Head(entry["seq"] - 1, entry.get("previous", ""))
         head, count = Head(entry["seq"], entry["hash"]), count + 1
         if remembered is not None and head.seq == remembered.seq:
             is_remembered = True
             if head.hash != remembered.hash:
                 text = "it is not the entry that was written: the chain was made anew"
                 return Verdict(count, head, head.seq, text)
-    if remembered is not None and not is_remembered and head.seq < remembered.seq:
+    if remembered is None or is_remembered:
+        return Verdict(count, head)
+    if head.seq < remembered.seq:
         text = f"entries {head.seq + 1} to {remembered.seq} are missing at the end"
         return Verdict(count, head, head.seq + 1, text)
-    return Verdict(count, head)  # a continued file may begin after the remembered entry
+    text = "the file neither holds nor follows it, the last entry that was written before"
+    return Verdict(count, head, remembered.seq, text)
 
 
 def _problem(line: bytes, entry: Entry | None, head: Head, *, is_first: bool) -> str | None:
@@ -104,7 +109,8 @@ def _problem(line: bytes, entry: Entry | None, head: Head, *, is_first: bool) ->
     if entry is None:
         return "it is torn" if not line.rstrip().endswith(b"}") else "it is no entry"
     unhashed = {name: value for name, value in entry.items() if name != "hash"}
-    if _hash(unhashed) != entry["hash"]:
+    is_as_written = line.rstrip(b"\n") == canonical(entry)  # who reads the file reads its bytes
+    if _hash(unhashed) != entry["hash"] or not is_as_written:
         return "it was changed"
     follows = entry["seq"] == head.seq + 1 and entry.get("previous") == head.hash
     if not follows and not (is_first and _is_system(entry, CONTINUED)):

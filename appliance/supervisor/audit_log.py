@@ -1,8 +1,8 @@
 """Who changed what: every call of the control plane that would change something, allowed or not.
 
-Entries are chained by hashes, see `audit_chain`. A thread writes them: flushed at once, brought to
-the disk at most once a second. What the supervisor does by itself (restarts, waking an engine for a
-request) is in the event journal, not here.
+Entries are chained by hashes, see `audit_chain`. A thread writes them, before the caller has the
+answer; they are brought to the disk at most once a second. What the supervisor does by itself
+(restarts, waking an engine for a request) is in the event journal, not here.
 """
 
 import asyncio
@@ -36,6 +36,9 @@ ANONYMOUS = "anonymous"
 SYNC_S = 1.0
 TICK_S = 0.5
 DRAIN_S = 5.0
+WRITTEN_S = 1.0
+"""Longest time that an answer waits for its entry: a disk that stands still stops no operator."""
+POLL_S = 0.001
 CLOSE_S = 2.0
 MINUTE_NS = 60_000_000_000
 STRANGERS_PER_MINUTE = 600
@@ -74,7 +77,7 @@ class AuditLog:
             self._is_dirty = True
         except OSError as error:
             logger.error("the audit log cannot be opened: %s", error)  # noqa: TRY400 - as said
-        self._pump = LinePump("audit-log", self._write, settle=self._settle)
+        self._pump = LinePump("audit-log", self._write, settle=self._settle, pause_s=0)
 
     # ------------------------------------------------------------ in
 
@@ -87,6 +90,12 @@ class AuditLog:
                 self._folded += 1
                 return
         self._put(entry)
+
+    async def written(self) -> None:
+        """Wait until the entries so far are in the file; see `AuditTrail`."""
+        taken, deadline_ns = self._pump.num_taken, now_ns() + int(WRITTEN_S * 1e9)
+        while self._pump.num_done < taken and now_ns() < deadline_ns:  # noqa: ASYNC110 - a thread's
+            await asyncio.sleep(POLL_S)
 
     def _begin_minute(self) -> None:
         """Let strangers have entries again, and enter how many had none."""

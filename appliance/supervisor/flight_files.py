@@ -24,7 +24,7 @@ DIRECTORY = "flight"
 KEPT_EPOCHS = 3
 NUM_EVENTS = 50
 
-_NAME = re.compile(r"(?P<engine>[a-z0-9-]{1,32})-(?P<epoch>[0-9]{1,12})\.ring")
+_NAME = re.compile(r"(?P<engine>[a-z0-9-]{1,32})-(?P<epoch>[0-9]{1,12})\.(?P<kind>ring|end\.json)")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NS_PER_MS = 1e6
 
@@ -51,8 +51,10 @@ class FlightFiles:
 
     def new_path(self, engine_id: str, epoch: int) -> str:
         """Return where a new epoch shall write, and remove the recordings of old ones."""
+        names = [name for name in self._names() if name["engine"] == engine_id]
+        epochs = sorted({int(name["epoch"]) for name in names}, reverse=True)
         try:
-            for old in self.epochs(engine_id)[KEPT_EPOCHS - 1 :]:
+            for old in epochs[KEPT_EPOCHS - 1 :]:
                 self._path(engine_id, old).unlink(missing_ok=True)
                 self._end_path(engine_id, old).unlink(missing_ok=True)
         except OSError as error:
@@ -61,17 +63,21 @@ class FlightFiles:
 
     def engines(self) -> list[str]:
         """Return the engines that there are recordings of."""
-        return sorted({name["engine"] for name in self._names()})
+        return sorted({name["engine"] for name in self._names() if name["kind"] == "ring"})
 
     def epochs(self, engine_id: str) -> list[int]:
         """Return the epochs that there are recordings of, newest first."""
-        found = [int(name["epoch"]) for name in self._names() if name["engine"] == engine_id]
+        found = [
+            int(name["epoch"])
+            for name in self._names()
+            if (name["engine"], name["kind"]) == (engine_id, "ring")
+        ]
         return sorted(found, reverse=True)
 
     def _names(self) -> list[re.Match[str]]:
         try:
             found = [_NAME.fullmatch(path.name) for path in self._directory.iterdir()]
-        except FileNotFoundError:
+        except OSError:  # there is none, or what is there is no directory that can be read
             return []
         return [name for name in found if name is not None]
 

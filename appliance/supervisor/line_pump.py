@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 MAX_WAITING = 20_000
 MAX_BATCH = 512
 PAUSE_S = 0.02
-"""Lines that follow each other within it are written together."""
 
 
 class LinePump:
@@ -21,6 +20,7 @@ class LinePump:
         limit: Most lines that wait; more are lost.
         settle: Called when all that waited is written; returns in how many seconds it wants to be
             called again, None for not before more is written. Must not raise.
+        pause_s: Lines that follow each other within it are written together.
     """
 
     def __init__(
@@ -29,10 +29,12 @@ class LinePump:
         write: Callable[[Sequence[str]], int],
         limit: int = MAX_WAITING,
         settle: Callable[[], float | None] = lambda: None,
+        pause_s: float = PAUSE_S,
     ) -> None:
         self._write = write
         self._limit = limit
         self._settle = settle
+        self._pause_s = pause_s
         self._waiting: deque[str] = deque()
         self._lock = threading.Lock()
         self._work = threading.Event()
@@ -40,6 +42,7 @@ class LinePump:
         self._idle.set()
         self._is_closed = False
         self._lost = 0
+        self._taken = self._done = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -55,8 +58,19 @@ class LinePump:
                 self._lost += 1
                 return
             self._waiting.append(line)
+            self._taken += 1
             self._idle.clear()
         self._work.set()
+
+    @property
+    def num_taken(self) -> int:
+        """How many lines it ever took."""
+        return self._taken
+
+    @property
+    def num_done(self) -> int:
+        """How many of them, the first ones, were handed to `write`."""
+        return self._done
 
     def take_lost(self) -> int:
         """Return how many lines were lost since the last call."""
@@ -84,11 +98,12 @@ class LinePump:
                 lost = self._write(batch)
                 with self._lock:
                     self._lost += lost
+                    self._done += len(batch)
             is_last = self._is_closed
             again_s = self._settle()
             if self._finish(is_last):
                 return
-            time.sleep(PAUSE_S)
+            time.sleep(self._pause_s)
 
     def _take(self) -> list[str]:
         with self._lock:

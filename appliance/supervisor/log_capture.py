@@ -97,7 +97,7 @@ class LineCapture:
                 self._give(self._raw(process, level, line))
             return
         burst = self._bursts.setdefault(process, _Burst())
-        burst.lines.append(line)
+        burst.lines.append(line[:MAX_TEXT_CHARS])
         burst.last_s = self._now_s()
         if len(burst.lines) >= MAX_BURST_LINES:
             self._end_burst(process)

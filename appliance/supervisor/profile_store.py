@@ -46,10 +46,12 @@ class ProfileStore:
         return self._directory / self.row(profile_id).id
 
     def file(self, profile_id: str, name: str) -> Path:
-        """Return the path of a file that the row names. Raises NotFoundError."""
-        if all(file.name != name for file in self.row(profile_id).files):
+        """Return the path of a file that the row names and that is there. Raises NotFoundError."""
+        is_named = any(file.name == name for file in self.row(profile_id).files)
+        path = self.directory_of(profile_id) / name
+        if not is_named or not path.is_file():
             raise NotFoundError(f"profile {profile_id} has no file {name!r}")
-        return self.directory_of(profile_id) / name
+        return path
 
     def add(self, row: ProfileRow) -> None:
         """Enter a profile and make its directory. Raises OSError."""
@@ -67,6 +69,7 @@ class ProfileStore:
     def end(self, profile_id: str, **changes: object) -> ProfileRow:
         """Enter how a profile ended, with the files that there are."""
         row = self.row(profile_id)
+        _remove_halves(self.directory_of(profile_id))
         ended = row.model_copy(update={**changes, "files": self._files(profile_id)})
         self.change(ended)
         self.make_room()
@@ -113,6 +116,15 @@ def _file(path: Path) -> ProfileFile:
     return ProfileFile(name=path.name, kind=kind, num_bytes=path.stat().st_size)
 
 
+def _remove_halves(directory: Path) -> None:
+    """Remove what an engine that died, or a full disk, left of files that were being written."""
+    try:
+        for path in directory.glob(".*"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("half files stay in %s: %s", directory, error)
+
+
 def _load(directory: Path) -> dict[str, ProfileRow]:
     """Read the rows of earlier runs; what does not look like one is left alone."""
     rows: dict[str, ProfileRow] = {}
@@ -126,5 +138,6 @@ def _load(directory: Path) -> dict[str, ProfileRow]:
             continue
         if row.state == "running":
             row = row.model_copy(update={"state": "failed", "error": CUT_SHORT})
+            _remove_halves(path.parent)
         rows[row.id] = row
     return rows

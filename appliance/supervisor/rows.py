@@ -10,10 +10,12 @@ from appliance.supervisor.lifecycle import EngineState
 from appliance.supervisor.managed_engine import EngineFacts, ManagedEngine
 from appliance.supervisor.managed_gateway import ManagedGateway
 from engine.clock import now_ns
+from engine.wire.stats import EngineStats
 
 FIRST_GUESS_S = 10.0
 """How long a start takes, before one was seen."""
 GIVEN_UP_RETRY_S = 60.0
+NS_PER_S = 1e9
 
 
 def wall_time(at_ns: int) -> datetime:
@@ -64,6 +66,7 @@ def _measured(facts: EngineFacts) -> dict[str, object]:
             "weights_bytes": ready.weights_bytes,
             "kv_cache_bytes": ready.kv_cache_bytes,
             "resident_bytes": ready.resident_bytes,
+            "start_phases": {p.name: (p.end_ns - p.start_ns) / NS_PER_S for p in ready.phases},
         }
     if facts.stats is not None:
         stats = facts.stats
@@ -74,8 +77,22 @@ def _measured(facts: EngineFacts) -> dict[str, object]:
             "kv_used_ratio": stats.used_blocks / stats.num_blocks if stats.num_blocks else 0.0,
             "tokens_per_s": round(facts.throughput.per_second(now_ns() / 1e9), 1),
             "steps": stats.step,
+            "step_parts": _step_parts(stats),
         }
     return values
+
+
+def _step_parts(stats: EngineStats) -> dict[str, float]:
+    """Return the share of each part in the time of its steps."""
+    parts = {
+        "schedule": stats.schedule_seconds,
+        "build": stats.build_seconds,
+        "forward": stats.forward_seconds,
+        "sample": stats.sample_seconds,
+        "send": stats.send_seconds,
+    }
+    whole_s = sum(parts.values())
+    return {name: round(part_s / whole_s, 4) for name, part_s in parts.items()} if whole_s else {}
 
 
 def gateway_row(gateway: ManagedGateway) -> GatewayRow:

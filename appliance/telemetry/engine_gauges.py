@@ -16,7 +16,8 @@ def row_levels(row: EngineRow) -> Iterator[Level]:
     """Yield what the supervisor itself knows of an engine, dead or alive."""
     for state in STATES:
         yield names.ENGINE_STATE, (row.id, state), float(row.state == state)
-    yield names.ENGINE_INFO, (row.id, row.model), 1.0
+    info = (row.id, row.model, row.device, row.dtype or "", row.kernel_backend or "")
+    yield names.ENGINE_INFO, info, 1.0
     yield names.ENGINE_RESTARTS, (row.id,), row.restarts
 
 

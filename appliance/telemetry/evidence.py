@@ -6,6 +6,7 @@ are `engine.clock` readings of the hub's run unless the name says `unix`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, tzinfo
 from typing import NamedTuple
 
 from appliance.supervisor.admin.schemas import JournalEvent
@@ -99,3 +100,5 @@ class MomentFacts:
     """Of the requests that ended in the hour before; at most 5,000."""
     complete: bool = True
     """No record of that time was dropped."""
+    zone: tzinfo = UTC
+    """In which the one who asks reads a clock."""

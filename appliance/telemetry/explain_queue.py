@@ -82,14 +82,14 @@ def _preparation(case: Case, needed: str, cost_ns: float) -> Finding:
 
 def _wait(case: Case, timeline: Timeline, left_ns: float) -> list[Finding]:
     """A place was not free, or the engine was in a step all the time."""
-    phase, found = case.phases["queue"], list[Finding]()
+    phase, found, reason = case.phases["queue"], list[Finding](), timeline.waited_for
     start_ns = max(phase.start_ns, timeline.prepared_ns or 0)
     costs = walk(case.steps, start_ns, phase.end_ns, case.norm, {}, takes_part=False)
-    slow_ns = min(left_ns, costs.slow_ns + costs.gap_ns)
+    stood_still_ns = costs.stall_ns + costs.gap_ns  # other slowness of steps is what a queue is
+    slow_ns = min(left_ns, costs.slow_ns + costs.gap_ns if reason is None else stood_still_ns)
     if slow_ns > LEAST_NS:
         found.append(slow(case, costs, slow_ns, "queue"))
         left_ns -= slow_ns
-    reason = timeline.waited_for
     if left_ns <= LEAST_NS:
         return found
     if reason in (None, "budget") and _is_long_prompt(case, start_ns, phase.end_ns):

@@ -16,7 +16,11 @@ MOST_SHARE: Final = 0.5
 PERCENT: Final = 100
 SECOND_SHARE: Final = 0.15
 """Of the excess: a second cause with more is in the verdict."""
+ERROR: Final = 400
+"""A smaller status: the answer had begun."""
 ENGINE_DIED: Final = frozenset({"engine_restarted", "request_crashed_engine"})
+
+DIED_ADVICE: Final = "`quarterdeck postmortem` shows what its engine did last."
 
 WHERE: dict[str, tuple[CauseKind, str]] = {
     "front": ("tokenizer", "before it was sent to an engine"),
@@ -54,7 +58,8 @@ def failure_of(case: Case) -> Cause | None:
     if record.outcome is Outcome.REJECTED:
         text = f"it was refused with {record.status}{_code(case)}"
     elif record.outcome is Outcome.FAILED:
-        text = f"it failed with {record.status}{_code(case)} after {time_text(duration_ns)}"
+        how = "its answer broke off" if record.status < ERROR else f"it failed with {record.status}"
+        text = f"{how}{_code(case)} after {time_text(duration_ns)}"
     else:
         return None
     return Cause(
@@ -63,7 +68,7 @@ def failure_of(case: Case) -> Cause | None:
         cost_ms=round(duration_ns / NS_PER_MS, 3),
         share=1.0,
         confidence="sure",
-        advice=record.error_detail,
+        advice=DIED_ADVICE if record.error_code in ENGINE_DIED else record.error_detail,
         evidence=[figure("until it ended", duration_ns, None, record.span_id)],
     )
 
@@ -138,10 +143,9 @@ def verdict_of(case: Case, causes: Sequence[Cause], excess_ns: float) -> str:
         start = f"{took}, with {size_text(case)}"
         hint = "probably " if first.confidence != "weak" else ""
         return f"{start}. {hint.capitalize()}{_capital(first.text, not hint)}{more}."
-    beyond = f"{time_text(excess_ns)} beyond the usual"
     if first.kind == "unknown":
         return f"Slow, but it is not known why: {first.text}."
-    return f"Slow by {beyond}: {_sure(first)}{first.text}{more}."
+    return f"{time_text(excess_ns)} slower than usual{_sure(first)}: {first.text}{more}."
 
 
 def _capital(text: str, wanted: bool) -> str:
@@ -149,9 +153,9 @@ def _capital(text: str, wanted: bool) -> str:
 
 
 def _sure(cause: Cause) -> str:
-    return {"sure": "", "likely": "probably, ", "weak": "perhaps, "}[cause.confidence]
+    return {"sure": "", "likely": ", probably", "weak": ", perhaps"}[cause.confidence]
 
 
 def _second(causes: Sequence[Cause]) -> str:
-    others = [cause for cause in causes[1:2] if cause.share >= SECOND_SHARE]
+    others = [c for c in causes[1:2] if c.share >= SECOND_SHARE and c.confidence != "weak"]
     return "".join(f"; and {cause.text}" for cause in others)

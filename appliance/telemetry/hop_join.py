@@ -5,6 +5,7 @@ send whose receiver died, or that nobody confirms, ends as a lost hop. Pure: the
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import msgspec
 
@@ -17,7 +18,8 @@ CALL = "UtilityCall"
 LONELY_NS = 5_000_000_000
 """Patience with a half whose other process is not known to live."""
 ALIVE_NS = 30_000_000_000
-"""Patience with a receiver that lives: its half comes when its logic is done with the message."""
+"""Patience with a process that lives: a receiver's half comes when its logic is done with the
+message, and either may have been stopped for a while."""
 CALL_NS = 3_700_000_000_000
 """Patience with a living receiver's utility call: a `Sleep` may wait an hour for requests."""
 LATE_NS = 1_000_000_000
@@ -34,6 +36,7 @@ class Hop(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lost_ns: int | None = None
 
 
+HalfT = TypeVar("HalfT")
 _Key = tuple[str, int, int, str]
 
 
@@ -86,9 +89,9 @@ class HopJoin:
 
     def expire(self, now_ns: int) -> None:
         """Give up on halves that have waited too long. Call it about ten times a second."""
-        for key in self._overdue_sends(now_ns):
+        for key in _overdue(self._sent, now_ns, self._patience_ns):
             self._lose_sent(key, "not_confirmed", now_ns)
-        for key in _older_than(self._received, now_ns - LONELY_NS):
+        for key in _overdue(self._received, now_ns, self._patience_with_sender_ns):
             self._lose_received(key)
 
     def forget(self) -> None:
@@ -134,20 +137,17 @@ class HopJoin:
             self.evicted += 1
             self._lose_received(next(iter(self._received)))
 
-    def _overdue_sends(self, now_ns: int) -> list[_Key]:
-        overdue: list[_Key] = []
-        for key, (sent, since_ns) in self._sent.items():
-            if now_ns - since_ns < LONELY_NS:
-                break  # in order of arrival
-            if now_ns - since_ns >= self._patience_ns(sent):
-                overdue.append(key)
-        return overdue
-
     def _patience_ns(self, sent: HopSent) -> int:
-        alive_since_ns = self._alive_since_ns.get(sent.destination)
-        if alive_since_ns is None or alive_since_ns > sent.sent_ns:
+        if not self._lives_since(sent.destination, sent.sent_ns):
             return LONELY_NS  # it went to nobody, or to a predecessor
         return CALL_NS if sent.message == CALL else ALIVE_NS
+
+    def _patience_with_sender_ns(self, received: HopReceived) -> int:
+        return ALIVE_NS if self._lives_since(received.sender, received.sent_ns) else LONELY_NS
+
+    def _lives_since(self, process: str, at_ns: int) -> bool:
+        alive_since_ns = self._alive_since_ns.get(process)
+        return alive_since_ns is not None and alive_since_ns <= at_ns
 
     def _lose_sent(self, key: _Key, reason: str, now_ns: int) -> None:
         sent, _ = self._sent.pop(key)
@@ -158,10 +158,13 @@ class HopJoin:
         self._emit(Hop(None, received, "send_not_reported"))
 
 
-def _older_than(waiting: dict[_Key, tuple[HopReceived, int]], limit_ns: int) -> list[_Key]:
+def _overdue(
+    waiting: dict[_Key, tuple[HalfT, int]], now_ns: int, patience_ns: Callable[[HalfT], int]
+) -> list[_Key]:
     overdue: list[_Key] = []
-    for key, (_, since_ns) in waiting.items():
-        if since_ns > limit_ns:
-            break
-        overdue.append(key)
+    for key, (half, since_ns) in waiting.items():
+        if now_ns - since_ns < LONELY_NS:
+            break  # in order of arrival
+        if now_ns - since_ns >= patience_ns(half):
+            overdue.append(key)
     return overdue

@@ -19,7 +19,6 @@ from appliance.supervisor.admin.schemas import (
 from appliance.telemetry import names
 from appliance.telemetry.cut_short import cut_short
 from appliance.telemetry.headline import headline
-from appliance.telemetry.hop_join import CALL
 from appliance.telemetry.live_control import LiveControl
 from appliance.telemetry.lost_requests import lost_requests
 from appliance.telemetry.parts import SUPERVISOR, Fleet, HubConfig
@@ -233,7 +232,7 @@ class Hub(LiveControl):
         self.parts.join.died(name, at_ns)
         self.parts.losses.died(name, "gateway", at_ns)
         open_requests = self.parts.live.of_gateway(name, epoch)
-        lost = lost_requests(open_requests, self.parts.fleet.adapters())
+        lost = lost_requests(open_requests, self.parts.fleet.adapters(), at_ns)
         self.parts.ledger.died(name, epoch, lost)
         for live in open_requests:
             self._end(cut_short(live, at_ns))
@@ -250,8 +249,8 @@ class Hub(LiveControl):
         if isinstance(record, HopReceived):
             transit_s = max(0, record.received_ns - record.sent_ns) / NS_PER_S
             self.parts.own.observe(names.HOP, transit_s, (record.message,))
-        elif record.message == CALL:
-            self.parts.assembly.rpc.sent(record)
+        else:
+            self.parts.assembly.sent(record, at_ns)
         self.parts.join.add(record, at_ns)
 
     @unfailing

@@ -13,9 +13,15 @@ from typing import NamedTuple
 
 from appliance.control_link.messages import TYPE_BYTES as CONTROL_TYPES
 from appliance.telemetry.names import (
+    COMPLETION_TOKENS,
+    E2E,
     KEY_REQUESTS,
+    KEY_TOKENS,
     METRICS,
     MODEL_REQUESTS,
+    PROMPT_TOKENS,
+    REQUEST_COMPLETION_TOKENS,
+    REQUEST_PROMPT_TOKENS,
     REQUESTS_ACCEPTED,
     REQUESTS_ENDED,
     REQUESTS_RECEIVED,
@@ -54,6 +60,9 @@ class LostRequest(NamedTuple):
     key: str
     ttft_s: float | None
     """None: it had no token yet."""
+    duration_s: float
+    prompt_tokens: int
+    completion_tokens: int
 
 
 @dataclass(slots=True)
@@ -226,14 +235,32 @@ class Ledger:
         self, own: Totals, outcome: str, known: Sequence[LostRequest], count: int
     ) -> None:
         """Book `count` requests by key and by model; those that are not known under `other`."""
-        unknown = [LostRequest(OTHER, OTHER, OTHER, None)] * (count - len(known))
-        for request in (*known, *unknown):
+        for request in known:
             model, key = self._closed("model", request.model), self._closed("key", request.key)
             own.add(MODEL_REQUESTS, (model, outcome), 1)
             own.add(KEY_REQUESTS, (key, outcome), 1)
-            if request.ttft_s is not None:
-                counts = [0] * (len(TTFT.buckets) + 1)
-                counts[bisect_left(TTFT.buckets, request.ttft_s)] = 1
-                sample = HistogramSample(TTFT.name, (), tuple(counts), request.ttft_s)
-                base = self._closed("model", request.base_model)
-                self._retired.observe(TTFT, (base,), sample)
+            self._book_lost(own, request, key, outcome)
+        if count > len(known):
+            own.add(MODEL_REQUESTS, (OTHER, outcome), count - len(known))
+            own.add(KEY_REQUESTS, (OTHER, outcome), count - len(known))
+
+    def _book_lost(self, own: Totals, request: LostRequest, key: str, outcome: str) -> None:
+        """Book the tokens and times of a lost request, as its gateway would have."""
+        model = (self._closed("model", request.base_model),)
+        for metric, kind, tokens in (
+            (PROMPT_TOKENS, "prompt", request.prompt_tokens),
+            (COMPLETION_TOKENS, "completion", request.completion_tokens),
+        ):
+            own.add(metric, model, tokens)
+            own.add(KEY_TOKENS, (key, kind), tokens)
+        for metric, labels, value in (
+            (TTFT, model, request.ttft_s),
+            (E2E, (*model, outcome), request.duration_s),
+            (REQUEST_PROMPT_TOKENS, model, request.prompt_tokens),
+            (REQUEST_COMPLETION_TOKENS, model, request.completion_tokens),
+        ):
+            if value is not None:
+                counts = [0] * (len(metric.buckets) + 1)
+                counts[bisect_left(metric.buckets, value)] = 1
+                sample = HistogramSample(metric.name, (), tuple(counts), value)
+                self._retired.observe(metric, labels, sample)

@@ -1,6 +1,7 @@
 """The telemetry's switches and its own accounts: what holds, what was lost, what is changed."""
 
 import logging
+import sqlite3
 from collections.abc import Callable
 
 from appliance.supervisor.admin.ports import RefusedError
@@ -15,6 +16,7 @@ from appliance.telemetry.journal import Severity
 from appliance.telemetry.live_settings import LiveTelemetry
 from appliance.telemetry.names import Metric
 from appliance.telemetry.parts import SUPERVISOR, HubConfig
+from appliance.telemetry.trace_store import StoreFigures
 from appliance.telemetry.unfailing import unfailing
 from appliance.telemetry.views import Views
 from engine.clock import now_ns
@@ -65,7 +67,7 @@ class LiveControl(Views):
     async def telemetry(self) -> TelemetrySettings:
         """What is recorded and exported, and what was lost."""
         parts, settings = self.parts, self.parts.settings
-        figures = await parts.store.figures()
+        figures = await self._stored()
         return TelemetrySettings(
             recording=settings.recording,
             export=settings.export,
@@ -78,9 +80,11 @@ class LiveControl(Views):
             content=settings.content,
             collector=self._collector(),
             drops=self._drops(),
-            stored_spans=figures.facts,
-            stored_bytes=figures.used_bytes,
-            oldest_at=parts.clock.from_unix(figures.oldest_ns) if figures.oldest_ns else None,
+            stored_spans=figures and figures.facts,
+            stored_bytes=figures and figures.used_bytes,
+            oldest_at=parts.clock.from_unix(figures.oldest_ns)
+            if figures and figures.oldest_ns
+            else None,
         )
 
     async def change_telemetry(self, change: ChangeTelemetry, actor: str) -> TelemetrySettings:
@@ -106,6 +110,13 @@ class LiveControl(Views):
             self.on_recording(settings.recording, settings.content)
         told = ", ".join(f"{name}={value}" for name, value in difference.items())
         self.journal("telemetry.changed", "info", "telemetry", f"{told} by {actor}")
+
+    async def _stored(self) -> StoreFigures | None:
+        """Return how much is stored; None: the file cannot be read now."""
+        try:
+            return await self.parts.store.figures()
+        except sqlite3.Error:
+            return None
 
     def _collector(self) -> ExportStatus | None:
         export = self.parts.export

@@ -12,8 +12,8 @@ ENGINE_STATE = Metric(
 ENGINE_INFO = Metric(
     "quarterdeck_engine_info",
     "gauge",
-    "1, with the engine's model: join it to the engine's other metrics.",
-    ("engine", "model"),
+    "1, with what the engine serves and runs on: join it to the engine's other metrics.",
+    ("engine", "model", "device", "dtype", "kernel_backend"),
 )
 ENGINE_RESTARTS = Metric(
     "quarterdeck_engine_restarts_total", "counter", "Restarts of an engine.", ("engine",)

@@ -58,7 +58,7 @@ LOOP_LAG = Metric(
 QUEUE_DEPTH = Metric(
     "quarterdeck_queue_depth",
     "gauge",
-    "Entries of a bounded queue: inbox, outbox, records, join, export, trace_store, mail.",
+    "Entries of a bounded queue: inbox, outbox, records, join, assembly, export, trace_store.",
     ("process", "queue"),
 )
 RPC_DURATION = Metric(

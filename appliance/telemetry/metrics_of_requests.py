@@ -148,7 +148,7 @@ PHASE_SECONDS = Metric(
 ITL = Metric(
     "quarterdeck_inter_token_seconds",
     "histogram",
-    "Between two outputs of a choice as they leave the gateway.",
+    "Between two tokens of a choice as they leave the gateway; those of one output share its time.",
     ("model",),
     TPOT_BUCKETS,
 )

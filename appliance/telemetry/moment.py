@@ -24,6 +24,8 @@ SLOW_STEP_RATIO: Final = 8.0
 SLOW_STEP_NS: Final = 100_000_000
 MIN_FOR_MEDIAN: Final = 5
 ALARMS: Final = frozenset({"warning", "error"})
+POSTMORTEM: Final = "engine.postmortem"
+"""Tells a death at length, which has an event of its own."""
 POWER: Final = ("engine.asleep", "engine.waking", "engine.ready", "engine.starting")
 
 
@@ -87,20 +89,24 @@ def _nothing(facts: MomentFacts) -> str:
 
 def _alarms(facts: MomentFacts) -> Iterable[Sentence]:
     """Warnings and errors of the journal: deaths, broken promises, failed operations."""
-    alarms = [event for event in reversed(facts.events) if event.level in ALARMS]
+    alarms = [
+        event
+        for event in reversed(facts.events)
+        if event.level in ALARMS and event.kind != POSTMORTEM
+    ]
     for event in alarms[:MAX_EVENTS_TOLD]:
         weight = 100.0 if "died" in event.kind else 80.0
-        yield Sentence(weight, f"{_clock(event.at)} {event.subject}: {event.text}.")
+        yield Sentence(weight, f"{_clock(facts, event.at)} {event.subject}: {event.text}.")
     if len(alarms) > MAX_EVENTS_TOLD:
         more = count_text(len(alarms) - MAX_EVENTS_TOLD, "more warning")
-        yield Sentence(79.0, f"There were {more} in the journal.")
+        yield Sentence(79.0, f"And {more} in the journal.")
 
 
 def _power(facts: MomentFacts) -> Iterable[Sentence]:
     """Engines that went to sleep, woke or started."""
     told = [e for e in reversed(facts.events) if e.kind in POWER and e.level not in ALARMS]
     for event in told[-MAX_EVENTS_TOLD:]:
-        yield Sentence(50.0, f"{_clock(event.at)} {event.subject}: {event.text}.")
+        yield Sentence(50.0, f"{_clock(facts, event.at)} {event.subject}: {event.text}.")
 
 
 def _failures(facts: MomentFacts) -> Iterable[Sentence]:
@@ -133,7 +139,7 @@ def _burst(facts: MomentFacts) -> Iterable[Sentence]:
     second, most = max(inside.items(), key=_count_of)
     window_s = max(1.0, (facts.until_unix_ns - facts.since_unix_ns) / NS_PER_S)
     if most >= max(BURST_REQUESTS, BURST_RATIO * sum(inside.values()) / window_s):
-        when = _clock(_at(second * NS_PER_S))
+        when = _clock(facts, _at(second * NS_PER_S))
         yield Sentence(55.0, f"{when} {most} requests arrived within a second.")
 
 
@@ -145,7 +151,7 @@ def _queues(facts: MomentFacts) -> Iterable[Sentence]:
     for engine_id, steps in _by_engine(facts).items():
         worst = max(steps, key=_waiting)
         if worst.waiting >= MIN_QUEUE:
-            when = _clock(_at(worst.start_ns + facts.offset_unix_ns))
+            when = _clock(facts, _at(worst.start_ns + facts.offset_unix_ns))
             text = f"{when} {worst.waiting} requests waited for a place on {engine_id}."
             yield Sentence(65.0 + min(10.0, worst.waiting / 10), text)
 
@@ -173,7 +179,7 @@ def _slow_steps(facts: MomentFacts) -> Iterable[Sentence]:
         usual_ns = statistics.median(map(_took_ns, steps))
         worst = max(steps, key=_took_ns)
         if _took_ns(worst) >= max(SLOW_STEP_NS, SLOW_STEP_RATIO * usual_ns):
-            when = _clock(_at(worst.start_ns + facts.offset_unix_ns))
+            when = _clock(facts, _at(worst.start_ns + facts.offset_unix_ns))
             text = (
                 f"{when} step {worst.step} of {engine_id} took {time_text(_took_ns(worst))},"
                 f" usually {time_text(usual_ns)} ({worst.prefill_tokens:,} prompt tokens in it)."
@@ -259,5 +265,5 @@ def _at(unix_ns: int) -> datetime:
     return datetime.fromtimestamp(unix_ns / NS_PER_S, UTC)
 
 
-def _clock(at: datetime) -> str:
-    return f"{at.astimezone(UTC):%H:%M:%S}"
+def _clock(facts: MomentFacts, at: datetime) -> str:
+    return f"{at.astimezone(facts.zone):%H:%M:%S}"

@@ -24,12 +24,19 @@ class OwnFigures:
         self._process = process
         self._reader = FigureReader()
         self.lag = LoopLag(accounts.histogram(names.LOOP_LAG, (process,)))
+        self._begin_at_zero()
 
     def book(self, queues: Mapping[str, int]) -> None:
         """Copy what holds now; `queues` are the lengths of bounded queues by name."""
         book_figures(self._accounts, self._process, self._reader.read())
         for queue, depth in queues.items():
             self._accounts.set(names.QUEUE_DEPTH, (self._process, queue), depth)
+
+    def _begin_at_zero(self) -> None:
+        """Show the losses that alerts watch before there is one: a growth needs a start."""
+        for outcome in ("written", "lost"):
+            self._accounts.set(names.AUDIT_ENTRIES, (outcome,), 0)
+        self._accounts.set(names.RECORDS_DROPPED, (self._process, "log"), 0)
 
     def close(self) -> None:
         """Stop the timer and give the files back."""

@@ -40,9 +40,9 @@ def claim(
 
 def adopt(spans: Sequence[SpanData], known: set[str], root_id: str | None) -> None:
     """Give spans whose parent nobody knows a place below the root; None: they are roots."""
-    known = known | {span.span_id for span in spans}
+    among = {span.span_id for span in spans}
     for span in spans:
-        if span.parent_id not in known:
+        if span.parent_id not in known and span.parent_id not in among:
             span.parent_id = root_id
 
 

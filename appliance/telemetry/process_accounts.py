@@ -17,4 +17,3 @@ def book_figures(accounts: Accounts, process: str, figures: ProcessFigures) -> N
     accounts.set(names.GC_PAUSES, label, figures.gc_pauses)
     accounts.set(names.GC_SECONDS, label, figures.gc_seconds)
     accounts.set(names.GC_MAX, label, figures.gc_max_seconds)
-    accounts.set_histogram(names.LOOP_LAG, label, figures.loop_lag_counts, figures.loop_lag_seconds)

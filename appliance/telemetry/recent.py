@@ -17,6 +17,8 @@ WINDOW_NS = 60_000_000_000
 RATE_NS = 10_000_000_000
 """Token rates look back less far: an operator watches them move."""
 MIN_FOR_MEDIAN = 5
+STALE_NS = 100_000
+"""So much older may a median be for each value: it costs a thousandth of that."""
 
 
 class Recent:
@@ -28,6 +30,7 @@ class Recent:
         self.tpot_ms = Window(WINDOW_NS)
         self.queue_ms = Window(WINDOW_NS)
         self.e2e_ms = Window(WINDOW_NS)
+        self._median: tuple[int, float | None] = (0, None)
         self._failures = Window(WINDOW_NS)
         self.prompt_tokens = Rate(RATE_NS)
         self.generation_tokens = Rate(RATE_NS)
@@ -50,13 +53,21 @@ class Recent:
                 window.add(at_ns, value_ns / NS_PER_MS)
 
     def median_ttft_ms(self, now_ns: int) -> float | None:
-        """Return the median time to the first token, None when few requests were seen."""
-        return self.ttft_ms.median(now_ns, MIN_FOR_MEDIAN)
+        """Return the median time to the first token, None when few requests were seen.
+
+        Every request asks, and many are many to sort: the more, the longer an answer is good.
+        """
+        at_ns, median_ms = self._median
+        if median_ms is None or now_ns - at_ns > len(self.ttft_ms) * STALE_NS:
+            median_ms = self.ttft_ms.median(now_ns, MIN_FOR_MEDIAN)
+            self._median = now_ns, median_ms
+        return median_ms
 
     def requests_per_s(self, now_ns: int) -> float:
         """Return how many requests ended per second, rejected ones included."""
-        span_s = min(WINDOW_NS, max(1, now_ns - self._since_ns)) / NS_PER_S
-        return round(len(self._failures.values(now_ns)) / max(1.0, span_s), 3)
+        running_ns = max(NS_PER_S, now_ns - self._since_ns)
+        span_s = max(1, min(self._failures.reach_ns(now_ns), running_ns)) / NS_PER_S
+        return round(len(self._failures.values(now_ns)) / span_s, 3)
 
     def error_ratio(self, now_ns: int) -> float:
         """Return the share of ended requests that failed."""

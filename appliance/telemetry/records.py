@@ -124,7 +124,8 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     base_model: str | None = None
     """Served name that metrics count it under: `model`, or the base of that adapter."""
     held_for: str | None = None
-    """What `held_ns` was spent on: `asleep`, `waking`, `starting`, `backoff`, `adapter`."""
+    """What `held_ns` was spent on: `asleep`, `waking`, `starting`, `backoff`, `adapter`;
+    `unclear`: its engine took nothing, and was there again before it was known why."""
     send_blocked_ns: int = 0
     """Spent in ASGI `send`s of the answer: a client that does not read holds them up."""
     collected_ns: int = 0

@@ -7,6 +7,7 @@ from appliance.telemetry.wall_clock import WallClock
 
 NS_PER_MS = 1e6
 NS_PER_S = 1e9
+SERVER_ERROR = 500
 
 
 def ttft_ns(record: RequestRecord) -> int | None:
@@ -36,6 +37,11 @@ def queue_ns(record: RequestRecord) -> int | None:
 def preemptions(record: RequestRecord) -> int:
     """Return how often its choices were preempted."""
     return sum(len(c.timeline.preempted_ns) for c in record.choices if c.timeline is not None)
+
+
+def has_failed(record: RequestRecord) -> bool:
+    """Whether it failed, or was refused because we could not serve it."""
+    return record.outcome is Outcome.FAILED or record.status >= SERVER_ERROR
 
 
 def duration_ns(record: RequestRecord) -> int:

@@ -158,6 +158,7 @@ class RpcSpans:
         end_ns = start_ns if ended is None else self._clock.reading_ns(ended)
         if root.start_ns is not None:
             start_ns = min(start_ns, root.start_ns)
+        error = operation.state if operation.state != "done" else None
         return SpanData(
             trace_id=operation.trace_id,
             span_id=root.span_id,
@@ -173,9 +174,10 @@ class RpcSpans:
                     names.OPERATION_TARGET: operation.target,
                     names.OPERATION_ACTOR: operation.actor,
                     names.OPERATION_STATE: operation.state,
+                    names.ERROR_TYPE: error,
                 }
             ),
-            error=operation.state if operation.state != "done" else None,
+            error=error,
         )
 
 

@@ -8,7 +8,7 @@ import heapq
 
 from appliance.telemetry.live_settings import LiveTelemetry
 from appliance.telemetry.records import Outcome, RequestRecord
-from appliance.telemetry.request_facts import duration_ns, preemptions
+from appliance.telemetry.request_facts import duration_ns, has_failed, preemptions
 from engine.wire.header import SAMPLED
 from engine.wire.hops import HopLink
 
@@ -58,7 +58,7 @@ class Sampler:
         settings = self._settings
         is_kept = {
             "upstream": record.parent_span_id is not None and bool(record.flags & SAMPLED),
-            "failed": settings.keep_errors and record.outcome is Outcome.FAILED,
+            "failed": settings.keep_errors and has_failed(record),
             "aborted": settings.keep_aborts and record.outcome is Outcome.ABORTED,
             "preempted": settings.keep_preempted and preemptions(record) > 0,
             "slo": settings.keep_slo_breaches and False in (record.slo_ttft_ok, record.slo_tpot_ok),
@@ -69,7 +69,7 @@ class Sampler:
         """Whether it is among the slowest of its minute so far."""
         wanted = self._settings.slowest_per_minute
         minute, took_ns = record.ended_ns // MINUTE_NS, duration_ns(record)
-        if minute != self._minute:
+        if minute > self._minute:  # a record of the minute before may be late
             self._minute, self._slowest = minute, []
         while len(self._slowest) > wanted:
             heapq.heappop(self._slowest)

@@ -33,8 +33,9 @@ WINDOWS: Final[dict[Window, int]] = {
 BUDGET_MINUTES: Final = 30 * 24 * 60
 PAGES: Final[Rules] = (("1h", "5m", 14.4), ("6h", "30m", 6.0))
 TICKETS: Final[Rules] = (("1d", "2h", 3.0), ("3d", "6h", 1.0))
-MIN_BAD: Final = 2
-"""In the long window: one bad request among few is no trend."""
+MIN_BAD: Final = 5
+"""In the long window: a few bad requests among few are no trend. As in the shipped alert rules, so
+that nothing is said to page that pages nobody."""
 FUTURE_MINUTES: Final = 10
 """Stored minutes so far ahead of the clock are of now: it was set back a little. Those further
 ahead are of a clock that was wrong, and are left out."""
@@ -277,8 +278,14 @@ class SloBook:
 
 def _told(row: SloRow) -> str:
     rates = {burn.window: burn.rate or 0.0 for burn in row.burn}
-    left = "nothing was judged" if row.budget_left is None else f"{row.budget_left:.0%} is left"
+    left = row.budget_left
+    if left is None:
+        budget = "nothing was judged in 30 days"
+    elif left >= 0:
+        budget = f"{left:.0%} of the error budget of 30 days is left"
+    else:
+        budget = f"{-left:.0%} over the error budget of 30 days"
     return (
-        f"{row.name}: {row.state}; the budget burns {rates['5m']:.1f}x over 5 minutes, "
-        f"{rates['1h']:.1f}x over an hour, {rates['6h']:.1f}x over 6; of 30 days {left}"
+        f"{row.state}: {budget}; it burns {rates['5m']:.1f}x over 5 minutes,"
+        f" {rates['1h']:.1f}x over an hour, {rates['6h']:.1f}x over 6 hours"
     )

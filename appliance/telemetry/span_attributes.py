@@ -2,18 +2,22 @@
 
 from appliance.telemetry import names
 from appliance.telemetry.records import ChoiceRecord, Outcome, RequestRecord
-from appliance.telemetry.request_facts import NS_PER_S, duration_ns, preemptions, ttft_ns
+from appliance.telemetry.request_facts import (
+    NS_PER_S,
+    duration_ns,
+    has_failed,
+    preemptions,
+    ttft_ns,
+)
 from appliance.telemetry.request_ids import request_key
 from appliance.telemetry.span_data import Attributes, AttributeValue, present
 from engine.wire.messages import Timeline
 
-SERVER_ERROR = 500
 RESPONSE_PREFIXES = {"chat": "chatcmpl-", "text_completion": "cmpl-"}
 
 
 def server_attributes(record: RequestRecord) -> Attributes:
     """Return those of the HTTP server span."""
-    failed = record.outcome is Outcome.FAILED or record.status >= SERVER_ERROR
     return present(
         {
             names.HTTP_METHOD: record.method,
@@ -21,7 +25,9 @@ def server_attributes(record: RequestRecord) -> Attributes:
             names.URL_PATH: record.route,
             names.URL_SCHEME: "http",
             names.HTTP_STATUS: record.status,
-            names.ERROR_TYPE: (record.error_code or str(record.status)) if failed else None,
+            names.ERROR_TYPE: (record.error_code or str(record.status))
+            if has_failed(record)
+            else None,
             names.ERROR_CODE: record.error_code,
             names.REQUEST_ID: record.request_id,
             names.OUTCOME: record.outcome.value,

@@ -15,8 +15,8 @@ from appliance.telemetry.phases import (
     front_phases,
 )
 from appliance.telemetry.records import ChoiceRecord, Outcome, RequestRecord
+from appliance.telemetry.request_facts import has_failed
 from appliance.telemetry.span_attributes import (
-    SERVER_ERROR,
     chat_attributes,
     choice_attributes,
     phase_attributes,
@@ -101,9 +101,8 @@ class _Builder:
             span_id=record.span_id,
         )
         span.kind = "server"
-        span.error = self._error
-        if span.error is None and record.status >= SERVER_ERROR:
-            span.error = record.error_code or str(record.status)
+        if has_failed(record):
+            span.error = self._error or record.error_code or str(record.status)
 
     def _generation(self, start_ns: int) -> None:
         record = self._record
@@ -131,7 +130,8 @@ class _Builder:
             whole = Phase(f"choice {choice.index}", chat.start_ns, phases[-1].end_ns)
             parent_id = self._add(whole, chat.span_id, choice_attributes(choice)).span_id
         spans = [self._choice_phase(phase, parent_id, choice) for phase in phases]
-        spans[-1].error = self._error
+        if self._error is not None:
+            spans[-1].error = spans[-1].attributes[names.ERROR_TYPE] = self._error
 
     def _choice_phase(self, phase: Phase, parent_id: str, choice: ChoiceRecord | None) -> SpanData:
         attributes = phase_attributes(phase.name, self._record, choice)

@@ -11,13 +11,16 @@ from dataclasses import dataclass, field
 
 from appliance.telemetry.hop_join import Hop
 from appliance.telemetry.message_spans import message_spans, step_span
+from appliance.telemetry.placement import adopt
 from appliance.telemetry.sampling import Sampler
 from appliance.telemetry.span_data import SpanData
-from engine.wire.hops import HopLink, StepRecord
+from engine.wire.hops import HopLink, HopSent, StepRecord
 
 MAX_STEPS = 4096
 RIPE_NS = 1_000_000_000
-"""So long a step waits for its messages, which engines and gateways report in batches."""
+"""So long a step waits for its messages, which engines report in batches."""
+LOST_NS = 30_000_000_000
+"""A record that has not come by then died with its engine."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +59,9 @@ class StepGate:
         self._max_steps = max_steps
         self._steps: dict[str, _Step] = {}
         self._unripe: deque[_Step] = deque()
+        self._without_record: deque[_Step] = deque()
+        self._exported: dict[str, None] = {}
+        """The last steps whose span went out, by their trace id: their late messages follow."""
         self._serving: dict[str, deque[_Step]] = {}
         """Steps that wait, by the trace id of a request that they serve."""
         self._decided: dict[str, bool] = {}
@@ -66,13 +72,23 @@ class StepGate:
     def __len__(self) -> int:
         return len(self._steps)
 
-    def output(self, hop: Hop, now_ns: int) -> None:
-        """Take a message of a step."""
+    def sent(self, half: HopSent, now_ns: int) -> None:
+        """Take the engine's half of a step's message: it tells whom the step serves.
+
+        The gateway's half, and with it the whole hop, may be long in coming.
+        """
+        if half.trace_id not in self._exported:
+            self._link(self._step(half.trace_id, now_ns), half.links)
+
+    def output(self, hop: Hop) -> None:
+        """Take a message of a step, whole or lost, after its `sent`."""
         assert hop.sent is not None
-        step = self._step(hop.sent.trace_id, now_ns)
-        step.outputs.append(hop)
-        self._link(step, hop.sent.links)
-        self._let_through(step)
+        step = self._steps.get(hop.sent.trace_id)
+        if step is not None:
+            step.outputs.append(hop)
+            self._let_through(step)
+        elif hop.sent.trace_id in self._exported:
+            self._export(message_spans(hop))
 
     def step(self, record: StepRecord, now_ns: int) -> None:
         """Take a step's record."""
@@ -101,15 +117,23 @@ class StepGate:
             step = self._unripe.popleft()
             step.is_ripe = True
             self._let_through(step)
+            if step.record is None:
+                self._without_record.append(step)
+        while self._without_record and now_ns - self._without_record[0].since_ns >= LOST_NS:
+            step = self._without_record.popleft()
+            if step.record is None and not step.is_gone:
+                self._give_up(step)
 
     def finish(self) -> None:
-        """Let everything go that is wanted; the end of the hub, or of the export."""
+        """Let the steps go that are wanted; the end of the export."""
         for step in list(self._steps.values()):
             step.is_ripe = True
             self._let_through(step)
         self._steps.clear()
         self._serving.clear()
         self._unripe.clear()
+        self._without_record.clear()
+        self._exported.clear()
 
     def _decide(self, trace_id: str, *, kept: bool) -> None:
         self._decided[trace_id] = kept or self._decided.get(trace_id, False)
@@ -141,19 +165,35 @@ class StepGate:
                 self._serving.setdefault(trace_id, deque()).append(step)
 
     def _let_through(self, step: _Step) -> None:
-        """Export what is there, if it is wanted; forget it once nothing can change any more."""
+        """Export what is there, if it is wanted; forget it once nothing can change any more.
+
+        Messages go out below their step's span, so they wait for its record.
+        """
         spans: list[SpanData] = []
-        if step.is_wanted:
-            outputs, step.outputs = step.outputs, []
-            spans = [span for hop in outputs for span in message_spans(hop)]
-        if step.is_ripe and not step.is_gone:
-            if step.is_wanted and step.record is not None:
+        if step.is_wanted and step.record is not None:
+            spans = [span for hop in step.outputs for span in message_spans(hop)]
+            step.outputs = []
+            if step.is_ripe and not step.is_gone:
                 spans.append(step_span(step.record, self._ordered(step)))
+                self._remember(step)
                 self._remove(step)
-            elif not step.is_wanted and not step.undecided:
-                self._remove(step)
+        elif step.is_ripe and not step.is_gone and not step.is_wanted and not step.undecided:
+            self._remove(step)
         if spans:
             self._export(spans)
+
+    def _remember(self, step: _Step) -> None:
+        self._exported[step.trace_id] = None
+        if len(self._exported) > self._max_steps:
+            del self._exported[next(iter(self._exported))]
+
+    def _orphans(self, step: _Step) -> None:
+        """Export messages of a wanted step whose record was lost: each on its own."""
+        if not step.is_wanted or step.record is not None or not step.outputs:
+            return
+        spans = [span for hop in step.outputs for span in message_spans(hop)]
+        adopt(spans, set(), None)
+        self._export(spans)
 
     def _ordered(self, step: _Step) -> list[HopLink]:
         """Return the links, those to requests that are kept first: they survive a cut."""
@@ -168,6 +208,7 @@ class StepGate:
         self._let_through(step)
         if step.is_gone:
             return
+        self._orphans(step)
         self.dropped += not step.is_wanted
         self._remove(step)
         for trace_id in step.links:

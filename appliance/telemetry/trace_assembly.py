@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from appliance.telemetry import names
-from appliance.telemetry.hop_join import Hop
+from appliance.telemetry.hop_join import CALL, Hop
 from appliance.telemetry.message_spans import message_spans
 from appliance.telemetry.placement import adopt, claim, place
 from appliance.telemetry.records import RequestRecord
@@ -17,10 +17,10 @@ from appliance.telemetry.rpc_spans import RpcSpans
 from appliance.telemetry.sampling import Sampler
 from appliance.telemetry.span_data import SpanData
 from appliance.telemetry.spans import request_spans
-from appliance.telemetry.step_gate import StepGate
+from appliance.telemetry.step_gate import LOST_NS, StepGate
 from appliance.telemetry.trace_store import TraceStore
 from appliance.telemetry.wall_clock import WallClock
-from engine.wire.hops import StepRecord
+from engine.wire.hops import HopSent, StepRecord
 
 HOLD_NS = 3_000_000_000
 """How long messages wait for a record when no request of their trace runs."""
@@ -39,10 +39,25 @@ class _Held:
 
 @dataclass(slots=True)
 class _Decided:
-    """What later messages of an ended request's trace need to know."""
+    """What later messages of a trace whose requests ended need to know."""
 
-    is_exported: bool
-    dispatch_of: dict[str, str]
+    root_id: str | None = None
+    """Of the request, if it is exported."""
+    dispatch_of: dict[str, str] = field(default_factory=dict[str, str])
+    known: set[str] = field(default_factory=set[str])
+    """Spans that were exported."""
+    is_alone: bool = True
+    """The trace had one request."""
+
+    def owns(self, sent: HopSent) -> bool:
+        """Whether a message is known to belong to what was exported."""
+        return sent.span_id in self.dispatch_of or sent.parent_id in self.known
+
+    def place(self, spans: list[SpanData]) -> None:
+        """Hang late messages where they belong."""
+        place(spans, self.dispatch_of)
+        adopt(spans, self.known, self.root_id if self.is_alone else None)
+        self.known.update(span.span_id for span in spans)
 
 
 class TraceAssembly:
@@ -90,6 +105,15 @@ class TraceAssembly:
         if self.is_exporting:
             self._export(spans)
 
+    def sent(self, half: HopSent, now_ns: int) -> None:
+        """Take the sender's half of a message as soon as it is known."""
+        if half.message == CALL:
+            self.rpc.sent(half)
+        elif (
+            half.message == OUTPUTS and self.is_exporting and not self._is_of_request(half.trace_id)
+        ):
+            self.gate.sent(half, now_ns)
+
     def hop(self, hop: Hop, now_ns: int) -> None:
         """Take a hop that is complete, or lost."""
         sent = hop.sent
@@ -100,7 +124,7 @@ class TraceAssembly:
         elif sent.message == OUTPUTS and not self._is_of_request(sent.trace_id):
             self._store.add_output(hop)
             if self.is_exporting:
-                self.gate.output(hop, now_ns)
+                self.gate.output(hop)
         elif sent.message in CALLS:
             self.rpc.hop(hop, now_ns)
         else:
@@ -117,14 +141,12 @@ class TraceAssembly:
         """Take an ended request; returns why its trace is exported, None: it is not."""
         self._store.add_request(record, headline)
         if not self.is_exporting:
-            self._drop_held(record.trace_id)
-            self._decide(record.trace_id, _Decided(is_exported=False, dispatch_of={}))
+            self._leave_out(record.trace_id)
             return None
         reason = self._sampler.reason(record)
         if reason is None:
             self.gate.forget(record.trace_id)
-            self._drop_held(record.trace_id)
-            self._decide(record.trace_id, _Decided(is_exported=False, dispatch_of={}))
+            self._leave_out(record.trace_id)
         else:
             self.gate.keep(record.trace_id)
             self._export_request(record, reason)
@@ -149,6 +171,7 @@ class TraceAssembly:
     def finish(self, now_ns: int) -> None:
         """Emit all that waits; the end of the hub."""
         self.rpc.finish(now_ns)
+        self.gate.expire(now_ns + LOST_NS)
         self.gate.finish()
         for trace_id in list(self._held):
             self._release(trace_id)
@@ -159,10 +182,10 @@ class TraceAssembly:
 
     def _request_message(self, hop: Hop, trace_id: str, now_ns: int) -> None:
         decided = self._decided.get(trace_id)
-        if decided is not None and not self._is_live(trace_id):
-            if decided.is_exported and self.is_exporting:
+        if decided is not None and self._is_decided(hop, decided, trace_id):
+            if decided.root_id is not None and self.is_exporting:
                 spans = message_spans(hop)
-                place(spans, decided.dispatch_of)
+                decided.place(spans)
                 self._export(spans)
             return
         self._held.setdefault(trace_id, _Held(now_ns)).hops.append(hop)
@@ -170,6 +193,13 @@ class TraceAssembly:
         if self.num_held > MAX_HELD:
             self.dropped += 1
             self._release(next(iter(self._held)))
+
+    def _is_decided(self, hop: Hop, decided: _Decided, trace_id: str) -> bool:
+        """Whether it is known what becomes of a message: its request ended, its parent is there."""
+        assert hop.sent is not None
+        if decided.owns(hop.sent):
+            return True
+        return decided.root_id is None and decided.is_alone and not self._is_live(trace_id)
 
     def _export_request(self, record: RequestRecord, reason: str) -> None:
         """Export an ended request with the messages that are its own."""
@@ -180,22 +210,25 @@ class TraceAssembly:
         if held is not None:
             self.num_held -= len(held.hops)
             spans = [span for hop in held.hops for span in message_spans(hop)]
-            is_alone = not self._is_live(record.trace_id)
-            messages, others = claim(built, spans, is_alone=is_alone)
-            self._hold_again(record.trace_id, held, others)
-        self._export([*built.spans, *messages])
-        self._decide(record.trace_id, _Decided(is_exported=True, dispatch_of=built.dispatch_of))
+            messages, others = claim(built, spans, is_alone=False)
+            self._hold_again(record, held, others)
+        whole = [*built.spans, *messages]
+        self._export(whole)
+        known = {span.span_id for span in whole}
+        decided = _Decided(built.spans[0].span_id, built.dispatch_of, known)
+        self._decide(record.trace_id, decided)
 
-    def _hold_again(self, trace_id: str, held: _Held, others: list[SpanData]) -> None:
-        """What belongs to another request of the trace waits for that one's record."""
+    def _hold_again(self, record: RequestRecord, held: _Held, others: list[SpanData]) -> None:
+        """What belongs to another request of the trace, or to a message on its way, waits."""
         ids = {span.span_id for span in others}
         hops = [hop for hop in held.hops if hop.sent is not None and hop.sent.span_id in ids]
         if hops:
-            self._held[trace_id] = _Held(held.since_ns, hops)
+            self._held[record.trace_id] = _Held(record.ended_ns, hops)
             self.num_held += len(hops)
 
-    def _drop_held(self, trace_id: str) -> None:
-        """A trace is not exported: its messages need not wait, unless another request runs."""
+    def _leave_out(self, trace_id: str) -> None:
+        """A request is not exported: its messages need not wait, unless another one runs."""
+        self._decide(trace_id, _Decided())
         if not self._is_live(trace_id):
             held = self._held.pop(trace_id, None)
             self.num_held -= len(held.hops) if held is not None else 0
@@ -203,8 +236,10 @@ class TraceAssembly:
     def _decide(self, trace_id: str, decided: _Decided) -> None:
         before = self._decided.pop(trace_id, None)
         if before is not None:
-            decided.is_exported = decided.is_exported or before.is_exported
+            decided.is_alone = False
+            decided.root_id = decided.root_id or before.root_id
             decided.dispatch_of |= before.dispatch_of
+            decided.known |= before.known
         self._decided[trace_id] = decided
         if len(self._decided) > MAX_DECIDED:
             del self._decided[next(iter(self._decided))]
@@ -212,8 +247,9 @@ class TraceAssembly:
     def _release(self, trace_id: str) -> None:
         held = self._held.pop(trace_id)
         self.num_held -= len(held.hops)
-        if not self.is_exporting or not self._sampler.by_trace_id(trace_id):
-            return
-        spans = [span for hop in held.hops for span in message_spans(hop)]
-        adopt(spans, set(), None)
-        self._export(spans)
+        decided = self._decided.get(trace_id, _Decided())
+        is_kept = decided.root_id is not None or self._sampler.by_trace_id(trace_id)
+        if self.is_exporting and is_kept:
+            spans = [span for hop in held.hops for span in message_spans(hop)]
+            decided.place(spans)
+            self._export(spans)

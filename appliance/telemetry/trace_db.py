@@ -58,6 +58,14 @@ class TraceDb:
         self._max_age_ns = max_age_ns
         self._offset_ns = offset_ns
         self.connection = open_file(path)
+        self._path, self._inode = path, path.stat().st_ino
+
+    def is_gone(self) -> bool:
+        """Whether somebody deleted or replaced the file: what is written would be lost."""
+        try:
+            return self._path.stat().st_ino != self._inode
+        except OSError:
+            return True
 
     def close(self) -> None:
         """Close the file."""
@@ -77,7 +85,7 @@ class TraceDb:
             columns = "spans (trace, name, until_ns, offset_ns, span)"
             _many(transaction, columns, 5, map(self._span, facts.spans))
             rows = (self._request(record, line) for record, line in facts.requests)
-            _many(transaction, f"requests ({REQUEST_COLUMNS}, record)", 28, rows)
+            _many(transaction, f"requests ({REQUEST_COLUMNS}, record)", 27, rows)
             events = (
                 (e.id, int(e.at.timestamp() * 1e6) * 1000, e.kind, e.level, e.subject, e.text)
                 for e in facts.events
@@ -208,7 +216,7 @@ class TraceDb:
 
 
 REQUEST_COLUMNS: Final = (
-    "key, trace_id, received_unix_ns, model, route, key_id, engine, name, headline, spans,"
+    "key, trace_id, received_unix_ns, model, route, key_id, engine, name, headline,"
     " offset_ns, request, ended_unix_ns, outcome, prompt_tokens, cached_tokens, completion_tokens,"
     " duration_ms, ttft_ms, front_ms, dispatch_ms, queue_ms, prefill_ms, decode_ms, stream_ms,"
     " tpot_ms, max_batch"

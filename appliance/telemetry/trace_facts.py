@@ -13,7 +13,6 @@ from appliance.telemetry.hop_join import Hop
 from appliance.telemetry.records import RequestRecord
 from appliance.telemetry.request_ids import request_key
 from appliance.telemetry.span_data import SpanData
-from appliance.telemetry.spans import request_spans
 from engine.wire.hops import StepRecord
 
 
@@ -48,8 +47,6 @@ class StoredRequest(NamedTuple):
     engine: str | None
     name: str
     headline: str
-    spans: int
-    """That its record and its messages make."""
     offset_ns: int
     """Of the run that wrote it: what makes its readings Unix time."""
     member: CohortMember
@@ -99,7 +96,6 @@ class Facts:
 
 def stored_request(record: RequestRecord, headline: str, offset_ns: int) -> StoredRequest:
     """Return the row of an ended request."""
-    adds = len(record.choices) + record.requeues
     return StoredRequest(
         key=request_key(record.request_id),
         trace_id=record.trace_id,
@@ -110,7 +106,6 @@ def stored_request(record: RequestRecord, headline: str, offset_ns: int) -> Stor
         engine=record.choices[-1].engine_id if record.choices else None,
         name=f"{record.method} {record.route}",
         headline=headline,
-        spans=len(request_spans(record).spans) + 2 * (adds + record.outputs),
         offset_ns=offset_ns,
         member=cohort_member(record, offset_ns),
     )

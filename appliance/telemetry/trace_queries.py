@@ -202,4 +202,4 @@ def _event(row: Iterable[Any]) -> JournalEvent:
 
 
 def _unix_ns(at: datetime | None, default: int) -> int:
-    return default if at is None else int(at.timestamp() * 1_000_000) * 1000
+    return default if at is None else min(int(at.timestamp() * 1_000_000) * 1000, 1 << 62)

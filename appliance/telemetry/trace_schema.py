@@ -7,7 +7,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-VERSION = 2
+VERSION = 3
 BUSY_S = 1.0
 """Longest wait for another process that holds the file."""
 
@@ -51,7 +51,6 @@ CREATE TABLE requests (
     engine TEXT,
     name TEXT NOT NULL,
     headline TEXT NOT NULL,
-    spans INTEGER NOT NULL,
     offset_ns INTEGER NOT NULL,
     request TEXT NOT NULL,
     ended_unix_ns INTEGER NOT NULL,
@@ -100,11 +99,13 @@ def open_file(path: Path) -> sqlite3.Connection:
     """Open the file with mode 0600; replace one of another version, or one that is damaged.
 
     Raises:
-        OSError, sqlite3.Error: it cannot be made, or somebody else holds it.
+        sqlite3.Error: it cannot be made, or somebody else holds it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         return _connect(path)
+    except OSError as error:
+        raise sqlite3.OperationalError(f"{path.name}: {error.strerror}") from error
     except sqlite3.OperationalError:
         raise  # locked, full, read-only: that passes, and the content is good
     except sqlite3.DatabaseError:

@@ -181,7 +181,7 @@ class TraceStore:
         return True
 
     async def _ask(self, question: Callable[[TraceDb], ResultT]) -> ResultT:
-        """Answer in the thread. Raises sqlite3.Error, OSError: the file cannot be used."""
+        """Answer in the thread. Raises sqlite3.Error: the file cannot be used."""
         self.flush()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: question(self._opened()))
@@ -189,6 +189,8 @@ class TraceStore:
     # ------------------------------------------------------ in the thread
 
     def _opened(self) -> TraceDb:
+        if self._db is not None and self._db.is_gone():
+            self._reopen_later()
         if self._db is None:
             self._db = self._open()
         return self._db
@@ -210,7 +212,7 @@ class TraceStore:
             self._account(-len(facts))
 
     def _reopen_later(self) -> None:
-        """Close the file: the next batch opens it again, and replaces it if it is damaged."""
+        """Close the file: it is opened again, and replaced if it is damaged or gone."""
         db, self._db = self._db, None
         if db is not None:
             try:

@@ -146,10 +146,10 @@ def _in_order(root_id: str, spans: list[Span]) -> list[Span]:
     while stack:
         span = stack.pop()
         ordered.append(span)
-        below = children.pop(span.span_id, [])
-        stack.extend(sorted(below, key=_reverse_time))
+        below = sorted(children.pop(span.span_id, []), key=_time)
+        stack.extend(below[::-1])
     return ordered
 
 
-def _reverse_time(span: Span) -> tuple[int, int]:
-    return (-span.start_ns, -span.end_ns)
+def _time(span: Span) -> tuple[int, int]:
+    return (span.start_ns, span.end_ns)

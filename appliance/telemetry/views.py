@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -112,7 +113,7 @@ class Views:
         clock, half_ns = self.parts.clock, int(window_s * NS_PER_S / 2)
         middle_ns = clock.unix_ns(clock.reading_ns(at))
         facts = await self.parts.store.moment_facts(middle_ns - half_ns, middle_ns + half_ns)
-        return await asyncio.to_thread(moment, facts)
+        return await asyncio.to_thread(moment, replace(facts, zone=at.tzinfo or UTC))
 
     async def _settled(self, request_id: str) -> tuple[StoredTrace, bool]:
         """Return all facts about an ended request, and whether none is on its way any more."""
@@ -152,7 +153,7 @@ class Views:
         """The journal, newest first; what the file cannot tell, memory does."""
         try:
             return await self.parts.store.events(query)
-        except (OSError, sqlite3.Error):
+        except sqlite3.Error:
             return self.parts.journal.find(query)
 
     def slos(self) -> list[SloRow]:
@@ -217,7 +218,6 @@ def _trace_row(request: StoredRequest) -> TraceRow:
         received_at=datetime.fromtimestamp(request.received_unix_ns / NS_PER_S, UTC),
         duration_ms=round(member.duration_ms, 3),
         ttft_ms=None if member.ttft_ms is None else round(member.ttft_ms, 3),
-        spans=request.spans,
         key_id=request.key_id,
         engine=request.engine,
         headline=request.headline,

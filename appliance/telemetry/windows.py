@@ -20,6 +20,9 @@ class Window:
         """Add a value; times do not go back by much."""
         self._values.append((at_ns, value))
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def percentiles(self, now_ns: int) -> Percentiles:
         """Return p50, p95 and p99 by nearest rank, None without values."""
         ordered = sorted(self._current(now_ns))
@@ -37,6 +40,11 @@ class Window:
     def values(self, now_ns: int) -> list[float]:
         """Return what is in the window."""
         return self._current(now_ns)
+
+    def reach_ns(self, now_ns: int) -> int:
+        """Return how far back the values go: less than the window when they were too many."""
+        is_full = len(self._current(now_ns)) == MAX_VALUES
+        return now_ns - self._values[0][0] if is_full else self._span_ns
 
     def _current(self, now_ns: int) -> list[float]:
         while self._values and self._values[0][0] < now_ns - self._span_ns:

@@ -50,7 +50,7 @@ class InsightApi:
 
     async def moment(self, at: datetime, window_s: float) -> Moment:
         """What happened around a point in time."""
-        params = {"at": at.isoformat(), "window_s": window_s}
+        params = {"at": at.astimezone().isoformat(), "window_s": window_s}
         return await self._calls.call(
             "GET", "/moment", Moment, timeout_s=SLOW_TIMEOUT_S, params=params
         )
@@ -98,9 +98,11 @@ class InsightApi:
         """Begin a profile."""
         return await self._calls.call("POST", "/profiles", Operation, json=body.model_dump())
 
-    async def flight(self, engine_id: str, steps: int) -> FlightReport:
-        """The last steps of an engine, dead or alive."""
+    async def flight(self, engine_id: str, steps: int, epoch: int | None = None) -> FlightReport:
+        """The last steps of one start of an engine; without `epoch`, of the last that crashed."""
         params: dict[str, str | int | float] = {"steps": steps}
+        if epoch is not None:
+            params["epoch"] = epoch
         return await self._calls.get(f"/engines/{part(engine_id)}/flight", FlightReport, params)
 
     async def stacks(self, engine_id: str) -> StackDump:

@@ -44,6 +44,7 @@ class EngineScreen(OperatorScreen):
         self._engine_id = engine_id
         self._flight: FlightReport | None = None
         self._problem = ""
+        self._wants_crash = False
 
     def body(self) -> Iterable[Widget]:
         """Facts, steps, events."""
@@ -65,13 +66,15 @@ class EngineScreen(OperatorScreen):
     async def _poll(self) -> None:
         while True:
             if engine := self.selected_engine():
-                await self._fetch(engine.id)
+                await self._fetch(engine)
                 self.paint()
             await asyncio.sleep(POLL_S)
 
-    async def _fetch(self, engine_id: str) -> None:
+    async def _fetch(self, engine: EngineRow) -> None:
+        """Ask for the process that runs; without one, or where that is wanted, for the crash."""
+        epoch = None if self._wants_crash or engine.pid is None else engine.epoch
         try:
-            self._flight = await self.session.source.insight.flight(engine_id, _STEPS)
+            self._flight = await self.session.source.insight.flight(engine.id, _STEPS, epoch)
             self._problem = ""
         except (ApiProblem, UnreachableError) as error:
             self._problem = problem_note(error).text
@@ -136,6 +139,12 @@ class EngineScreen(OperatorScreen):
             self._engine_id = names[(names.index(engine.id) + 1) % len(names)]
             self._begin()
             self.paint()
+
+    def action_last_crash(self) -> None:
+        """Show the steps of the last crash, or those of the process that runs."""
+        self._wants_crash = not self._wants_crash
+        self._begin()
+        self.paint()
 
     def action_back(self) -> None:
         """Go back to the fleet."""

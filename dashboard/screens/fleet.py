@@ -95,7 +95,7 @@ class FleetScreen(OperatorScreen):
             return
         if self.size.height < _TALL:
             panel.styles.height = 1
-            panel.show([slo_line(slos)])
+            panel.show([slo_line(slos, panel.content_size.width)])
             return
         panel.styles.height = len(slos) + 1 + _FRAME
         panel.show(slo_table(slos, panel.content_size.width))

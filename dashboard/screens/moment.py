@@ -53,10 +53,15 @@ class MomentScreen(ConsoleScreen):
         self._select_first()
 
     def _select_first(self) -> None:
-        """Put the cursor on the first request: enter then opens its trace."""
+        """Put the cursor on the slowest request, where that leaves the sentences in sight."""
         listing = self.query_one("#moment", Listing)
-        if self._moment and self._moment.slowest and self._moment.requests:
-            listing.select(self._moment.slowest[0].request_id)
+        slowest = self._slowest()
+        if slowest and not listing.position():
+            listing.select(slowest)
+
+    def _slowest(self) -> str | None:
+        rows = self._moment.slowest if self._moment else []
+        return rows[0].request_id if rows else None
 
     def top(self) -> Line:
         """The time that was asked for."""
@@ -88,8 +93,8 @@ class MomentScreen(ConsoleScreen):
         self.action_open()
 
     def action_open(self) -> None:
-        """Open the trace of the selected request."""
-        if request_id := self.query_one("#moment", Listing).selected:
+        """Open the trace of the selected request, or of the slowest."""
+        if request_id := self.query_one("#moment", Listing).selected or self._slowest():
             self.post_message(OpenTrace(request_id))
 
     def action_back(self) -> None:

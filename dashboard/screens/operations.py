@@ -85,7 +85,7 @@ class OperationsScreen(OperatorScreen):
             return Row("", line(Piece("asking …", DIM)))
         return Row(
             "",
-            line(Piece("no profile yet · ", DIM), Piece("1 f", BOLD), " on an engine starts one"),
+            line(Piece("no profile yet · ", DIM), Piece("f", BOLD), " on an engine (1) starts one"),
         )
 
     @on(Listing.Moved)

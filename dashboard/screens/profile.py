@@ -1,4 +1,4 @@
-"""The dialog that starts a profile: how many steps, and what is recorded beside the operators."""
+"""The dialog that starts a profile: how many steps, and what is recorded beside the operations."""
 
 from typing import ClassVar, Final
 
@@ -14,7 +14,8 @@ from dashboard.view.text import clean
 from dashboard.widgets.choice import Choice
 
 STEPS: Final = 20
-_MOST_STEPS: Final = 1000
+_MOST_STEPS: Final = 200
+_MOST_WITH_STACKS: Final = 50
 
 
 class ProfileDialog(ModalScreen[StartProfileBody | None]):
@@ -35,11 +36,12 @@ class ProfileDialog(ModalScreen[StartProfileBody | None]):
                 [
                     f"The next steps of {name} run slower while they are recorded; it serves on.",
                     "An idle engine makes no steps: then it ends after a minute.",
+                    f"Steps, 1 to {_MOST_STEPS}; {_MOST_WITH_STACKS} at most with stacks:",
                 ]
             ),
-            Input(str(STEPS), placeholder="steps, 1 to 1000", type="integer", compact=True),
+            Input(str(STEPS), placeholder="steps", type="integer", compact=True),
             Choice(
-                ["operators only", "with Python stacks: bigger and slower"],
+                ["operations only", "with Python stacks: bigger and slower"],
                 id="stacks",
             ),
             buttons("Profile", ready=True),
@@ -52,9 +54,14 @@ class ProfileDialog(ModalScreen[StartProfileBody | None]):
     def _steps(self) -> int | None:
         text = self.query_one(Input).value.strip()
         steps = int(text) if text.isdecimal() else 0
-        return steps if 1 <= steps <= _MOST_STEPS else None
+        most = _MOST_WITH_STACKS if self._with_stacks() else _MOST_STEPS
+        return steps if 1 <= steps <= most else None
+
+    def _with_stacks(self) -> bool:
+        return self.query_one("#stacks", Choice).index == 1
 
     @on(Input.Changed)
+    @on(Choice.Changed)
     def _check(self) -> None:
         self.query_one("#verb", Button).disabled = self._steps() is None
 
@@ -67,13 +74,12 @@ class ProfileDialog(ModalScreen[StartProfileBody | None]):
         if event.button.id != "verb":
             self.dismiss(None)
             return
-        with_stacks = self.query_one("#stacks", Choice).index == 1
         self.dismiss(
             StartProfileBody(
                 engine=self._engine.id,
                 steps=self._steps(),
                 duration_s=60.0,
-                with_stacks=with_stacks,
+                with_stacks=self._with_stacks(),
             )
         )
 

@@ -93,7 +93,11 @@ class TraceScreen(OperatorScreen):
             if self._trace and is_final(self._trace, LIVE_STATES):
                 break
             request = self.selected_request()
-            patience -= 0 if request and request.state in LIVE_STATES else 1
+            is_live = request is not None and request.state in LIVE_STATES
+            patience -= 0 if is_live else 1
+            if self._trace and not is_live and self._reason.answer is None:
+                self._reason = await self._ask_why()  # some messages may never come
+                self.paint()
             await asyncio.sleep(POLL_S)
         if self._trace is None:
             self._absent = self._absent or "no trace is kept of this request"
@@ -103,6 +107,8 @@ class TraceScreen(OperatorScreen):
 
     async def _explain(self) -> None:
         """Ask why it took so long, once it has ended; what was just stored may need a moment."""
+        if self._reason.answer is not None and self._reason.answer.complete:
+            return
         for _ in range(_EXPLAIN_TRIES):
             self._reason = await self._ask_why()
             self.paint()

@@ -27,6 +27,14 @@ WEIGHTS_BYTES: Final = 290_000_000
 BASE_BYTES: Final = 232_000_000
 INCIDENT_AT_S: Final = 45.0
 """When e1 dies, so that a restart can be watched."""
+_STEP_PARTS: Final = {
+    "schedule": 0.004,
+    "build": 0.011,
+    "forward": 0.957,
+    "sample": 0.023,
+    "send": 0.005,
+}
+_START_PHASES: Final = {"import": 2.1, "weights": 0.4, "kv_cache": 0.1, "warm_up": 0.3}
 _ACTIONS: Final[dict[str, list[str]]] = {
     "ready": ["sleep", "restart"],
     "asleep": ["wake", "restart"],
@@ -104,6 +112,8 @@ class Fleet:
             since=self.at - timedelta(seconds=185 + 60 * index),
             heartbeat_age_s=0.1,
             allowed_actions=_ACTIONS.get(state, ["restart"]),
+            step_parts=_STEP_PARTS,
+            start_phases=_START_PHASES,
         )
 
     def step(self, step_s: float) -> Iterator[Frame]:

@@ -128,7 +128,12 @@ class DemoInsight:
         self._fleet.profiles.begin(body, engine, operation, self._fleet.at)
         return operation.model_copy()
 
-    async def flight(self, engine_id: str, steps: int) -> FlightReport:
+    async def flight(
+        self,
+        engine_id: str,
+        steps: int,
+        epoch: int | None = None,
+    ) -> FlightReport:
         """The last steps."""
         events = [event for event in self._fleet.events if event.subject == engine_id]
         return demo_flight(self._engine(engine_id), self._fleet.at, events, steps)

@@ -65,8 +65,8 @@ class Insight(Protocol):
         """Begin a profile."""
         ...
 
-    async def flight(self, engine_id: str, steps: int) -> FlightReport:
-        """The last steps of an engine, dead or alive."""
+    async def flight(self, engine_id: str, steps: int, epoch: int | None = None) -> FlightReport:
+        """The last steps of one start of an engine; without `epoch`, of the last that crashed."""
         ...
 
     async def stacks(self, engine_id: str) -> StackDump:

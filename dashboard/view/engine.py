@@ -30,11 +30,13 @@ from dashboard.view.text import (
     count,
     meter,
     milliseconds,
+    restarts,
     short_id,
     size,
 )
 
 _LABEL: Final = 10
+_TENTH: Final = 0.1
 _COLUMNS: Final = (
     Column("STEP", 8, right=True),
     Column("AT", 8, rank=2),
@@ -60,13 +62,17 @@ def engine_lines(state: State, engine: EngineRow, now_s: float, width: int) -> l
             "state",
             state_of(engine),
             f" for {age(since_s)}  epoch {engine.epoch}  pid {engine.pid or NOTHING}",
-            Piece(f"  {engine.restarts} restarts" if engine.restarts else "", WARN),
+            Piece(restarts(engine.restarts), WARN),
         ),
         _fact("model", f"{clean(engine.model)}  ", Piece(device, DIM)),
         _fact("load", *_load(engine)),
         _fact("KV cache", *_kv(engine, width)),
         _fact("memory", _memory(engine)),
     ]
+    if engine.step_parts:
+        lines.append(_fact("step time", *_step_time(engine)))
+    if engine.start_phases:
+        lines.append(_fact("start", _start_time(engine)))
     return [*lines, *_notes(engine)]
 
 
@@ -97,6 +103,22 @@ def _kv(engine: EngineRow, width: int) -> tuple[Piece, ...]:
 def _memory(engine: EngineRow) -> str:
     weights, cache = size(engine.weights_bytes), size(engine.kv_cache_bytes)
     return f"{size(engine.resident_bytes)} resident  weights {weights}  KV cache {cache}"
+
+
+def _step_time(engine: EngineRow) -> list[Piece]:
+    """Where the time of its steps went; the largest part stands out."""
+    most = max(engine.step_parts.values())
+    return [
+        Piece(f"{clean(name)} {share * 100:.{0 if share >= _TENTH else 1}f}%  ", tone)
+        for name, share in engine.step_parts.items()
+        for tone in (PLAIN if share == most else DIM,)
+    ]
+
+
+def _start_time(engine: EngineRow) -> str:
+    took = engine.start_phases
+    parts = [f"{clean(name)} {age(took_s)}" for name, took_s in took.items() if took_s >= _TENTH]
+    return "  ".join([*parts, f"in all {age(sum(took.values()))}"])
 
 
 def _notes(engine: EngineRow) -> list[Line]:
@@ -157,7 +179,7 @@ def step_rows(report: FlightReport, width: int) -> list[Row]:
     for step in report.steps:
         values = _step(step, longest, _stage(step, alive=report.alive))
         text = cells(columns, [values[column.title] for column in columns])
-        rows.append(Row(f"step:{step.step}", line(" ", *text)))
+        rows.append(Row(f"step:{step.step}", text))
     return rows
 
 

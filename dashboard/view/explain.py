@@ -146,13 +146,21 @@ def _spans_of(evidence: Sequence[Evidence]) -> frozenset[str]:
 
 
 def _fact(evidence: Evidence) -> str:
-    """The text, and beside it what is usual unless the text says so itself."""
-    text = clean(evidence.text)
-    if evidence.cohort_median is None or "median" in text:
+    """The text, its value and what is usual, unless the text says so itself."""
+    text, name = clean(evidence.text), clean(evidence.text)
+    if evidence.value is not None and not any(character.isdigit() for character in name):
+        text += f": {_amount(evidence.value, evidence.unit, name)}"
+    if evidence.cohort_median is None or "median" in name:
         return text
-    unit = f" {clean(evidence.unit)}" if evidence.unit else ""
     ratio = f", {evidence.ratio:.1f}x" if evidence.ratio is not None else ""
-    return f"{text} (median {evidence.cohort_median:.4g}{unit}{ratio})"
+    return f"{text} (median {_amount(evidence.cohort_median, evidence.unit, name)}{ratio})"
+
+
+def _amount(value: float, unit: str | None, beside: str) -> str:
+    """A value with its unit, which the text beside it may have named."""
+    if unit == "ms":
+        return milliseconds(value)
+    return f"{value:,.10g}" + (f" {clean(unit)}" if unit and unit not in beside else "")
 
 
 def _add_phases(why: Why, phases: Sequence[PhaseAgainstCohort], width: int) -> None:

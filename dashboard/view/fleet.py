@@ -23,7 +23,7 @@ from dashboard.view.lines import (
     line,
     pick,
 )
-from dashboard.view.text import NOTHING, age, clean, count, meter, size
+from dashboard.view.text import NOTHING, age, clean, count, meter, restarts, size
 
 KV_HIGH: Final = 0.9
 HEARTBEAT_LATE_S: Final = 3.0
@@ -156,8 +156,7 @@ def _quiet_note(engine: EngineRow, state_s: float) -> Piece:
     if engine.dtype_reason:
         return Piece(f"{clean(engine.dtype or '')}: {clean(engine.dtype_reason)}", WARN)
     lora = f" +{len(engine.adapters)} LoRA" if engine.adapters else ""
-    restarts = f"  {engine.restarts} restarts" if engine.restarts else ""
-    return Piece(f"{clean(engine.model)}{lora} {age(state_s)}{restarts}", DIM)
+    return Piece(f"{clean(engine.model)}{lora} {age(state_s)}{restarts(engine.restarts)}", DIM)
 
 
 def _loading(state: State, engine: EngineRow, now_s: float, columns: tuple[Column, ...]) -> Line:

@@ -31,6 +31,7 @@ WINDOW_S: Final = 60.0
 _HALF_MINUTE: Final = timedelta(seconds=30)
 _FAR: Final = 2.0
 _CLOCK: Final = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?")
+_ISO_MINUTE: Final = re.compile(r"\d{4}-\d{2}-\d{2}[t ]\d{2}:\d{2}")
 _AGO: Final = re.compile(r"-?(\d+)\s*([smhd])(?:\s+ago)?")
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _EVENT: Final = TypeAdapter(JournalEvent)
@@ -62,7 +63,7 @@ class AskedMoment:
 def read_time(text: str, now: datetime) -> datetime | None:
     """`14:22`, `14:22:31`, `5m`, `-2h`, ISO 8601; None if it is no time.
 
-    A clock time is the last one before `now` on the reader's wall clock; without seconds it is
+    A clock time is the last one before `now` on the reader's wall clock. Without seconds it is
     the middle of that minute, so that a window of a minute is the minute that was named.
     """
     text = text.strip().lower()
@@ -75,7 +76,8 @@ def read_time(text: str, now: datetime) -> datetime | None:
         at = datetime.fromisoformat(text.upper())
     except ValueError:
         return None
-    return at.astimezone()
+    at = at.astimezone()
+    return at + _HALF_MINUTE if _ISO_MINUTE.fullmatch(text) else at
 
 
 def _clock_time(now: datetime, parts: list[int]) -> datetime | None:
@@ -131,19 +133,20 @@ def _figures(moment: Moment) -> list[Line]:
 def _engines(moment: Moment, width: int) -> list[Line]:
     lines: list[Line] = []
     for name, figures in moment.engines.items():
-        facts = [
-            f"{clean(key).replace('_', ' ')} {_amount(key, value)}"
-            for key, value in figures.items()
-        ]
+        facts = [_figure(clean(key), value) for key, value in figures.items()]
         lead = f" {clean(name):<10}"
         lines += wrapped(" · ".join(facts), width, first=lead, indent=" " * 11)
     return lines
 
 
-def _amount(name: str, value: float) -> str:
-    if "share" in name or "ratio" in name:
-        return f"{value * 100:.0f}%"
-    return count(value) if value >= _WHOLE or value == int(value) else f"{value:.1f}"
+def _figure(name: str, value: float) -> str:
+    words = name.replace("_", " ")
+    if name.endswith("_share"):
+        return f"{words.removesuffix(' share')} {value * 100:.0f}%"
+    if name.endswith("_ms"):
+        return f"{words.removesuffix(' ms')} {milliseconds(value)}"
+    amount = count(value) if value >= _WHOLE or value == int(value) else f"{value:.1f}"
+    return f"{words} {amount}"
 
 
 _WHOLE: Final = 100

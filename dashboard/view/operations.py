@@ -65,9 +65,7 @@ def operation_rows(state: State, now_s: float, width: int) -> list[Row]:
     rows: list[Row] = []
     for row in newest:
         values = _operation(row, state, now_s)
-        rows.append(
-            Row(row.id, line(" ", *cells(columns, [values[column.title] for column in columns])))
-        )
+        rows.append(Row(row.id, cells(columns, [values[column.title] for column in columns])))
     return rows
 
 
@@ -145,9 +143,7 @@ def profile_rows(profiles: Sequence[ProfileRow], width: int) -> list[Row]:
     rows: list[Row] = []
     for row in profiles:
         values = _profile(row)
-        rows.append(
-            Row(row.id, line(" ", *cells(columns, [values[column.title] for column in columns])))
-        )
+        rows.append(Row(row.id, cells(columns, [values[column.title] for column in columns])))
     return rows
 
 

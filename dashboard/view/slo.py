@@ -1,7 +1,9 @@
 """The promises: how they are kept, what is left of the error budget, how fast it goes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from rich.cells import cell_len
 
 from appliance.supervisor.admin.schemas import SloRow
 from dashboard.view.lines import (
@@ -17,6 +19,7 @@ from dashboard.view.lines import (
     header,
     line,
     pick,
+    plain,
 )
 from dashboard.view.text import NOTHING, count, meter, milliseconds
 
@@ -72,14 +75,27 @@ def percent(share: float) -> str:
     return f"{share * 100:.6g}%"
 
 
-def slo_line(slos: Sequence[SloRow]) -> Line:
-    """All promises in one line, the worst first."""
+def slo_line(slos: Sequence[SloRow], width: int) -> Line:
+    """All promises in one line, the worst first; where it is short, burn rates go, then budgets."""
+    lines = [_promises(slos, told) for told in (_budget_and_burn, budget, _nothing)]
+    return next((found for found in lines if cell_len(plain(found)) <= width), lines[-1])
+
+
+def _promises(slos: Sequence[SloRow], told: Callable[[SloRow], str]) -> Line:
     pieces: list[Piece] = [Piece(" SLO", DIM)]
     for row in sorted(slos, key=lambda row: _ORDER.index(row.state), reverse=True):
         glyph, word, tone = LOOKS[row.state]
         pieces.append(Piece(f"  {_SHORT_NAMES[row.name]} {glyph} {word}", tone))
-        pieces.append(Piece(f" {budget(row)}{_fastest(row)}"))
+        pieces.append(Piece(f" {text}" if (text := told(row)) else ""))
     return tuple(pieces)
+
+
+def _budget_and_burn(row: SloRow) -> str:
+    return budget(row) + _fastest(row)
+
+
+def _nothing(_: SloRow) -> str:
+    return ""
 
 
 def budget(row: SloRow) -> str:
@@ -132,4 +148,5 @@ def _values(row: SloRow) -> dict[str, Piece]:
 def _budget_bar(row: SloRow) -> str:
     if row.budget_left is None:
         return NOTHING
-    return f"{budget(row):>9} {meter(row.budget_left, 8)}"
+    text = f"{budget(row):>9}"
+    return text if row.budget_left < 0 else f"{text} {meter(row.budget_left, 8)}"

@@ -1,4 +1,4 @@
-"""What is recorded, kept and exported, as rows: settings first, then how the pipeline does."""
+"""What is recorded and exported, as rows: settings first, then how the pipeline does."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -39,15 +39,15 @@ class Setting:
 
 
 SETTINGS: Final = (
-    Setting("recording", "recording", "hops, steps, request records; counts are always made"),
-    Setting("export", "export", "send the spans of kept traces to the collector"),
-    Setting("trace_ratio", "ratio kept", "share of all requests whose trace is kept, 0 to 1"),
-    Setting("slowest_per_minute", "slowest per minute", "so many of each minute are kept too"),
-    Setting("keep_errors", "keep errors", "requests that failed"),
-    Setting("keep_aborts", "keep aborts", "requests that their client left"),
-    Setting("keep_preempted", "keep preempted", "requests that lost their KV blocks once"),
-    Setting("keep_slo_breaches", "keep SLO breaches", "requests that broke a promise"),
-    Setting("content", "contents", "prompts and outputs, of keys that allow it", "admin"),
+    Setting("recording", "recording", "hops, steps, requests; counting always goes on"),
+    Setting("export", "export", "send spans of the requests below to the collector"),
+    Setting("trace_ratio", "ratio", "share of all requests that is exported, 0 to 1"),
+    Setting("slowest_per_minute", "slowest per minute", "so many of each minute are exported too"),
+    Setting("keep_errors", "errors", "requests that failed"),
+    Setting("keep_aborts", "aborts", "requests that their client left"),
+    Setting("keep_preempted", "preempted", "requests that lost their KV blocks once"),
+    Setting("keep_slo_breaches", "SLO breaches", "requests that broke a promise"),
+    Setting("content", "content", "prompts and outputs, of keys that allow it", "admin"),
 )
 
 

@@ -97,6 +97,11 @@ def clock(at: datetime) -> str:
     return at.astimezone().strftime("%H:%M:%S")
 
 
+def restarts(number: int) -> str:
+    """`  2 restarts`, or nothing."""
+    return f"  {number} restart{'' if number == 1 else 's'}" if number else ""
+
+
 def short_id(request_id: str) -> str:
     """`req-` and the first eight digits: enough to tell rows apart."""
     request_id = clean(request_id)

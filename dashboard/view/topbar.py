@@ -2,8 +2,10 @@
 
 from typing import Final
 
+from rich.cells import cell_len
+
 from dashboard.store.state import State
-from dashboard.view.lines import BAD, BOLD, DIM, GOOD, WARN, Line, Piece, line, spread
+from dashboard.view.lines import BAD, BOLD, DIM, GOOD, WARN, Line, Piece, line, plain, spread
 from dashboard.view.slo import slo_badge
 from dashboard.view.text import age, clean, clock
 
@@ -21,8 +23,11 @@ def top_line(state: State, label: str, role: str, now_s: float, width: int) -> L
     lead = line(Piece(" quarterdeck ", BOLD), f"{name}  ")
     if badge.text and not wide:  # the promise is worth more than the product's name
         lead = line(Piece(f" {name[-_SHORT_NAME:]} ", BOLD))
-    left = line(*lead, ready(state), "  " if badge.text else "", badge, load)
-    return spread(left, _right(state, role, now_s), width)
+    left = line(*lead, ready(state), "  " if badge.text else "", badge)
+    right = _right(state, role, now_s)
+    if cell_len(plain((*left, load, *right))) <= width:  # what does not fit is left out whole
+        left = line(*left, load)
+    return spread(left, right, width)
 
 
 def _badge(state: State) -> Piece:

@@ -1,6 +1,5 @@
 """Puts an engine's stats together: counts and levels of all its parts, whole and idempotent."""
 
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -49,7 +48,6 @@ def engine_stats(
         num_blocks=counts.num_blocks,
         used_blocks=counts.used_blocks,
         resident_bytes=core.resident_bytes(),
-        cpu_seconds=time.process_time(),
         prompt_tokens=accounts.prompt_tokens,
         generation_tokens=accounts.generation_tokens,
         cached_tokens=counts.cached_tokens,

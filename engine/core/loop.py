@@ -255,7 +255,7 @@ class EngineCore:
             body = EngineOutputs(
                 step=self.step_number, outputs=tuple(item.output for item in items)
             )
-            links = tuple(item.request.link for item in items) if self.shell.recording else ()
+            links = tuple(item.request.link for item in items)
             self.shell.post(under(parent, client, body, now, links=links))
 
     # ------------------------------------------------------------ messages

@@ -59,6 +59,8 @@ class TorchProfile:
     def save(self, path: Path) -> None:
         """Write Chrome's trace format; any thread may. Raises OSError."""
         self._profile.export_chrome_trace(str(path))
+        if not path.exists():  # torch does not tell
+            raise OSError("torch wrote nothing; is the disk full?")
         with path.open("rb") as file:  # torch does not tell when the disk was full
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             if not file.read().rstrip().endswith(b"}"):

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from engine.log_lines import escape
+
 MAGIC: Final = b"QDFLIGHT"
 VERSION: Final = 1
 
@@ -159,10 +161,10 @@ def unpack_ids(area: bytes, count: int) -> tuple[str, ...]:
             text_at = at + 1 + _PACKED_BYTES
             at_end = text_at + (kind & ~_PACKED)
             digits = area[at + 1 : text_at].hex()
-            text = f"{_ID_PREFIX}{digits}{area[text_at:at_end].decode(errors='replace')}"
+            text = f"{_ID_PREFIX}{digits}{_text(area[text_at:at_end])}"
         else:
             at_end = at + 1 + kind
-            text = area[at + 1 : at_end].decode(errors="replace")
+            text = _text(area[at + 1 : at_end])
         found.append(text)
         at = at_end
     return tuple(found)
@@ -239,8 +241,8 @@ def _events(content: mmap.mmap, limit: int) -> Iterator[RecordedEvent]:
         middle = EVENT_TEXT_OFFSET + min(kind_bytes, MAX_KIND_BYTES)
         yield RecordedEvent(
             at_ns=at,
-            kind=record[EVENT_TEXT_OFFSET:middle].decode(errors="replace"),
-            text=record[middle : middle + text_bytes].decode(errors="replace"),
+            kind=_text(record[EVENT_TEXT_OFFSET:middle]),
+            text=_text(record[middle : middle + text_bytes]),
             times=times,
         )
 
@@ -269,4 +271,5 @@ def _newest(content: mmap.mmap, ring: _Ring, limit: int) -> Iterator[bytes]:
 
 
 def _text(field: bytes) -> str:
-    return field.rstrip(b"\0").decode(errors="replace")
+    """Return a text that drives no terminal, whatever the bytes are."""
+    return escape(field.rstrip(b"\0").decode(errors="replace"))

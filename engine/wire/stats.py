@@ -24,11 +24,6 @@ class ProcessFigures(Body, frozen=True):
     """Garbage collections since the start, and how long they held everything up."""
     gc_seconds: float
     gc_max_seconds: float
-    loop_lag_counts: tuple[int, ...] = ()
-    """Loops: how late timers fired, counts of `LAG_EDGES` and one more; engines: empty."""
-    loop_lag_seconds: float = 0.0
-    loop_lag_max_seconds: float = 0.0
-    """Since the last report."""
 
 
 class EngineStats(Body, frozen=True):
@@ -44,7 +39,6 @@ class EngineStats(Body, frozen=True):
     num_blocks: int
     used_blocks: int
     resident_bytes: int
-    cpu_seconds: float
     prompt_tokens: int
     generation_tokens: int
     cached_tokens: int

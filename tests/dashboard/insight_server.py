@@ -56,6 +56,7 @@ class InsightFake:
         self.check = AuditCheck(ok=True, entries=2)
         self.profiles = [a_profile()]
         self.flight = a_flight()
+        self.live_flight = a_flight()
 
     def routes(self) -> list[Route]:
         table = {
@@ -128,8 +129,9 @@ class InsightFake:
         self._admin.publish("operation", running)
         return body(running, 202)
 
-    async def _flight(self, _request: Request) -> Response:
-        return body(self.flight)
+    async def _flight(self, request: Request) -> Response:
+        epoch = request.query_params.get("epoch")
+        return body(self.flight if epoch is None else self.live_flight)
 
     async def _stacks(self, request: Request) -> Response:
         engine = request.path_params["id"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from datetime import UTC, datetime
 
 import pytest
 from textual.widgets import Button, Input
@@ -16,12 +17,16 @@ from dashboard.screens.page import PageScreen
 from dashboard.screens.telemetry import TelemetryScreen
 from dashboard.screens.trace import TraceScreen
 from dashboard.source.live import LiveSource
+from dashboard.view.text import clock
+from dashboard.widgets.choice import Choice
 from dashboard.widgets.listing import Listing
-from tests.dashboard.insight_samples import a_line, an_explanation, an_slo
+from tests.dashboard.insight_samples import a_flight, a_line, an_explanation, an_slo
 from tests.dashboard.samples import (
+    AT,
     REQUEST_ID,
     a_request,
     a_snapshot,
+    a_trace,
     an_engine,
     an_event,
     an_operation,
@@ -118,6 +123,14 @@ async def test_e_shows_the_attributes_instead_and_the_causes_again(fake):
         await until_shown(pilot, "queue +36ms")
 
 
+async def test_a_trace_that_stays_incomplete_is_explained_without_waiting_for_the_rest(fake):
+    fake.trace = a_trace(complete=False)
+    async with watching(fake) as pilot:
+        await keys(pilot, "3", "enter")
+        shown = lambda: "queue +36ms" in screen_text(pilot.app)  # noqa: E731
+        await until(pilot, shown, timeout_s=5.0)
+
+
 async def test_too_few_to_compare_and_not_stored_any_more_are_said(fake):
     phases = [phase.model_copy(update={"median_ms": None}) for phase in an_explanation().phases]
     fake.insight.explanation = an_explanation(
@@ -174,7 +187,7 @@ async def test_events_logs_and_audit_are_one_screen(fake):
         await keys(pilot, "6")
         await at_every_size(pilot, "[events]", "e1 was killed", "e0 is ready", "● follow")
         fake.publish("event", an_event(3, "e1 serves again"))
-        await until_shown(pilot, "▸ 12:00:00 INFO e0", "e1 serves again")
+        await until_shown(pilot, f"▸ {clock(AT)} INFO e0", "e1 serves again")
         await keys(pilot, "l")
         await at_every_size(pilot, "[logs] · audit · 2", "listening", "WARN e0", "drained")
         await keys(pilot, "a")
@@ -191,12 +204,12 @@ async def test_new_lines_come_and_follow_can_be_left(fake):
         await keys(pilot, "6", "l")
         await until_shown(pilot, "line 40", "● follow")
         await keys(pilot, "up")
-        await until_shown(pilot, "○ stays", "▸ 12:00:00 INFO gateway-0  gateway line 39")
+        await until_shown(pilot, "○ stays", f"▸ {clock(AT)} INFO gateway-0  gateway line 39")
         fake.insight.lines.append(a_line(41, "line 41"))
         await until_shown(pilot, "logs] · audit · 41")
         assert listing(pilot, "journal").selected == "line:39"
         await keys(pilot, "f")
-        await until_shown(pilot, "● follow", "▸ 12:00:00 INFO gateway-0  gateway line 41")
+        await until_shown(pilot, "● follow", f"▸ {clock(AT)} INFO gateway-0  gateway line 41")
 
 
 async def test_the_filter_sorts_out_and_escape_drops_it(fake):
@@ -245,7 +258,7 @@ async def test_what_happened_at_a_time(fake):
         await until_shown(pilot, "this is no time")
         field.value = "2026-01-05T12:00:30Z"
         await pilot.press("enter")
-        told = ("e1 died of signal 9", "41", "its engine died", "busy share 82%")
+        told = ("e1 died of signal 9", "41", "its engine died", "busy 82%")
         await at_every_size(pilot, *told)
         await keys(pilot, "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, TraceScreen))
@@ -254,7 +267,9 @@ async def test_what_happened_at_a_time(fake):
 
     asked = next(call[2] for call in fake.calls if call[0] == "moment")
     assert asked == {"at": asked["at"], "window_s": "60.0"}
-    assert asked["at"].startswith("2026-01-05T12:00:30")
+    at = datetime.fromisoformat(asked["at"])
+    assert at == datetime(2026, 1, 5, 12, 0, 30, tzinfo=UTC)
+    assert at.utcoffset() == at.astimezone().utcoffset(), "the answer tells the time as we read it"
 
 
 # operations, profiles, stacks, telemetry
@@ -263,7 +278,7 @@ async def test_what_happened_at_a_time(fake):
 async def test_a_profile_is_confirmed_sent_and_told_with_its_files(fake):
     async with watching(fake) as pilot:
         await keys(pilot, "f")
-        await until_shown(pilot, "Profile engine e0", "(•) operators only")
+        await until_shown(pilot, "Profile engine e0", "(•) operations only")
         await keys(pilot, "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, FleetScreen))
         assert fake.calls == [], "cancel is the default"
@@ -288,9 +303,14 @@ async def test_steps_out_of_range_cannot_be_pressed(fake):
         await keys(pilot, "f")
         await until_shown(pilot, "Profile engine e0")
         dialog = pilot.app.screen
-        for wrong in ("0", "1001", ""):
+        for wrong in ("0", "201", ""):
             dialog.query_one(Input).value = wrong
             await until(pilot, lambda: dialog.query_one("#verb", Button).disabled)
+        dialog.query_one(Input).value = "60"
+        await until(pilot, lambda: not dialog.query_one("#verb", Button).disabled)
+        dialog.query_one(Choice).focus()
+        await pilot.press("down")
+        await until(pilot, lambda: dialog.query_one("#verb", Button).disabled)
 
 
 async def test_an_operation_opens_as_a_page(fake):
@@ -332,6 +352,18 @@ async def test_the_engine_screen_shows_facts_steps_and_the_next_engine(fake):
         await until(pilot, lambda: isinstance(pilot.app.screen, FleetScreen))
 
 
+async def test_a_running_engine_shows_its_own_steps_and_c_those_of_the_crash(fake):
+    fake.insight.live_flight = a_flight(epoch=7, alive=True, last_exit=None)
+    fake.insight.flight = a_flight(epoch=6, alive=False, last_exit="SIGKILL")
+    async with watching(fake) as pilot:
+        await keys(pilot, "2")
+        await until_shown(pilot, "epoch 7 · alive")
+        await keys(pilot, "c")
+        await until_shown(pilot, "epoch 6 · dead: SIGKILL")
+        await keys(pilot, "c")
+        await until_shown(pilot, "epoch 7 · alive")
+
+
 async def test_telemetry_is_shown_and_changed_after_a_question(fake):
     async with watching(fake) as pilot:
         await keys(pilot, "y")
@@ -346,10 +378,10 @@ async def test_telemetry_is_shown_and_changed_after_a_question(fake):
         await pilot.press("shift+tab", "enter")
         await until_shown(pilot, "✓ recording is off now", "○ off")
         await keys(pilot, "down", "down", "enter")
-        await until_shown(pilot, "Set ratio kept")
+        await until_shown(pilot, "Set ratio")
         pilot.app.screen.query_one(Input).value = "0.5"
         await pilot.press("enter", "enter")
-        await until_shown(pilot, "✓ ratio kept is 0.5 now")
+        await until_shown(pilot, "✓ ratio is 0.5 now")
 
     sent = [call[2] for call in fake.calls if call[0] == "PATCH"]
     assert sent == [{"recording": False}, {"trace_ratio": 0.5}]
@@ -408,7 +440,7 @@ async def test_injected_escapes_do_not_reach_the_terminal(fake):
         for pressed, words in (
             (("3", "enter"), "critical path"),
             (("6", "l"), "[logs] · audit · 1"),
-            (("2",), "dead: "),
+            (("2", "c"), "dead: "),
             (("y",), "last error"),
             (("escape", "m", "enter"), "his hour"),
         ):

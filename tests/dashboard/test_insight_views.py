@@ -5,12 +5,18 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.cells import cell_len
 
-from appliance.supervisor.admin.schemas import BurnRate, FlightEvent, Problem, StackDump
+from appliance.supervisor.admin.schemas import BurnRate, Evidence, FlightEvent, Problem, StackDump
 from dashboard.client.insight import LogQuery
 from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.store.records import Records
 from dashboard.store.state import State, reduce
-from dashboard.view.engine import flight_events, flight_summary, flight_title, step_rows
+from dashboard.view.engine import (
+    engine_lines,
+    flight_events,
+    flight_summary,
+    flight_title,
+    step_rows,
+)
 from dashboard.view.explain import against, excess, too_few, unexplained, why_rows
 from dashboard.view.journal import (
     entry_of_audit,
@@ -39,7 +45,15 @@ from tests.dashboard.insight_samples import (
     an_slo,
     settings,
 )
-from tests.dashboard.samples import AT, a_snapshot, a_trace, an_event, an_operation, stats
+from tests.dashboard.samples import (
+    AT,
+    a_snapshot,
+    a_trace,
+    an_engine,
+    an_event,
+    an_operation,
+    stats,
+)
 
 NOW = datetime(2026, 1, 5, 14, 25, 30, tzinfo=UTC)
 WIDTHS = (40, 77, 118, 158)
@@ -155,9 +169,13 @@ def test_the_top_line_names_the_worst_promise_in_words(state, words):
 
 
 def test_promises_in_one_line_the_worst_first():
-    text = plain(slo_line([an_slo(), an_slo("availability", "broken", budget_left=-0.2)]))
+    promises = [an_slo(), an_slo("availability", "broken", budget_left=-0.2)]
+    text = plain(slo_line(promises, 100))
 
     assert text.index("avail ✗ BROKEN 20% over") < text.index("TTFT ✓ ok 55% left")
+    for width in range(36, 100):
+        assert cell_len(plain(slo_line(promises, width))) <= width
+    assert plain(slo_line(promises, 36)) == " SLO  avail ✗ BROKEN  TTFT ✓ ok"
 
 
 @pytest.mark.parametrize("width", WIDTHS[1:])
@@ -183,6 +201,7 @@ def test_a_time_is_read_as_people_write_it():
     assert read_time("-2h", NOW) == NOW - timedelta(hours=2)
     assert read_time("90s ago", NOW) == NOW - timedelta(seconds=90)
     assert read_time("2026-01-05T12:00+00:00", NOW) == AT
+    assert read_time(f"{past:%Y-%m-%dT%H:%M}", NOW) == middle
     for text in ("", "soon", "25:00", "14:99", "14"):
         assert read_time(text, NOW) is None
 
@@ -201,7 +220,7 @@ def test_a_moment_reads_from_the_most_telling_to_the_rows():
     assert "· e1 died of signal 9; 3 requests failed with it." in text
     assert "41  38 finished, 3 failed" in text
     assert "p50 210ms ▲" in text
-    assert "busy share 82%" in text
+    assert "busy 82%" in text
     assert "its engine died" in text
     assert "e1 was killed" in text
     assert [row.key for row in rows if row.key] == [a_moment().slowest[0].request_id]
@@ -294,7 +313,7 @@ def test_telemetry_shows_settings_collector_and_losses():
     text = "\n".join(texts(telemetry_rows(settings())))
 
     for words in (
-        "recording           ● on", "contents            ○ off", "0.1", "✗ failing",
+        "recording           ● on", "content             ○ off", "0.1", "✗ failing",
         "connection refused", "7 failed, 2 dropped", "▲ 12  e0: hops", "12k facts in 4.0 MB",
     ):  # fmt: skip
         assert words in text
@@ -331,3 +350,43 @@ def test_the_step_that_an_engine_died_in_stands_out():
     ]
     assert [row[-1] for row in told] == ["1", "2", "!"], "newest last, and the last words"
     assert "no step" in plain(flight_summary(a_flight(steps=[]), 78))
+
+
+def test_evidence_has_its_value_once():
+    told = [
+        Evidence(text="prompt tokens of others", value=1536, unit="tokens", cohort_median=3),
+        Evidence(text="waited 1.8 s for its engine to wake", value=1836.0, unit="ms"),
+        Evidence(text="time in the queue", value=2100.0, unit="ms", cohort_median=190.0),
+    ]
+    cause = an_explanation().causes[0].model_copy(update={"evidence": told})
+
+    rows = texts(why_rows(an_explanation(causes=[cause]), 100).rows)
+    text = "\n".join(rows)
+
+    assert "└ prompt tokens of others: 1,536 (median 3)" in text
+    assert "└ waited 1.8 s for its engine to wake\n" in text
+    assert "└ time in the queue: 2.10s (median 190ms)" in text
+
+
+def test_an_engine_says_where_its_steps_and_its_start_took_time():
+    engine = an_engine(
+        step_parts={"schedule": 0.004, "forward": 0.96, "sample": 0.036},
+        start_phases={"import": 7.7, "kv_cache": 0.02, "weights": 3.7},
+    )
+    text = "\n".join(
+        plain(row)
+        for row in engine_lines(reduce(State(), a_snapshot(engines=[engine]), 0.0), engine, 0.0, 77)
+    )
+
+    assert "schedule 0.4%  forward 96%  sample 3.6%" in text
+    assert "import 7.7s  weights 3.7s  in all 11s" in text
+
+
+@pytest.mark.parametrize("width", [79, 99, 159])
+def test_the_top_line_leaves_out_what_does_not_fit(width):
+    state = reduce(State(), a_snapshot(stats=stats(slos=[an_slo(state="broken")])), 0.0)
+
+    text = plain(top_line(state, "127.0.0.1:8001", "local admin", 0.0, width))
+
+    assert cell_len(text) == width
+    assert "…" not in text

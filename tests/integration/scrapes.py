@@ -50,6 +50,9 @@ def assert_sums_close(series: Series) -> None:
         outcomes = by_label(series, shares, "outcome")
         assert outcomes.pop("rejected", 0) == rejected
         assert +outcomes == +ended
+    by_kind = by_label(series, "quarterdeck_key_tokens_total", "kind")
+    for kind, counted in (("prompt", "prompt"), ("cached", "cached_prompt"), ("completion",) * 2):
+        assert by_kind[kind] == total(series, f"quarterdeck_{counted}_tokens_total")
 
 
 class Scraper(threading.Thread):

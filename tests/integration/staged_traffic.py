@@ -64,11 +64,13 @@ class Filler(threading.Thread):
                     self.started.set()
 
 
-def pause(pid: int, pause_s: float) -> None:
-    """Stop a process now, and let it go on after a while."""
+def pause(pid: int, pause_s: float) -> threading.Thread:
+    """Stop a process now, and let it go on after a while; return the thread that will."""
     process = psutil.Process(pid)
     process.suspend()
-    threading.Timer(pause_s, process.resume).start()
+    timer = threading.Timer(pause_s, process.resume)
+    timer.start()
+    return timer
 
 
 class QueueWatch:
@@ -102,3 +104,53 @@ def join(threads: Sequence[threading.Thread]) -> None:
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a request did not end"
+
+
+class OtherLoad(threading.Thread):
+    """Watches how much of the machine's CPU goes to processes that are neither ours nor the test.
+
+    It slows an engine's steps down, which is a cause that no stage has made.
+    """
+
+    def __init__(self, appliance: ApplianceProcess) -> None:
+        super().__init__(daemon=True)
+        self._appliance = appliance
+        self._seen: list[tuple[float, float]] = []
+        """(time, CPU seconds of others until then)."""
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        while not self.done.wait(0.1):
+            self._seen.append((time.monotonic(), busy_s() - self._own_s()))
+
+    def share(self, took_s: float) -> float:
+        """Of the CPUs, in the time just past."""
+        since_s = time.monotonic() - took_s - 0.2
+        inside = [one for one in self._seen if one[0] >= since_s]
+        if len(inside) < 2:
+            return 0.0
+        (start_s, before_s), (end_s, after_s) = inside[0], inside[-1]
+        return (after_s - before_s) / ((end_s - start_s) * (psutil.cpu_count() or 1))
+
+    def _own_s(self) -> float:
+        own = 0.0
+        for process in (psutil.Process(), *self._family()):
+            try:
+                times = process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            own += times.user + times.system
+        return own
+
+    def _family(self) -> list[psutil.Process]:
+        assert self._appliance.process is not None
+        try:
+            return [psutil.Process(self._appliance.process.pid), *self._appliance.children()]
+        except psutil.NoSuchProcess:
+            return []
+
+
+def busy_s() -> float:
+    """CPU seconds that the machine has spent on anything."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system

@@ -169,6 +169,8 @@ def test_sums_close_at_every_scrape_through_kills_aborts_timeouts_and_overload(
     assert total(after, "quarterdeck_slo_events_total", slo="availability", outcome="bad") == (
         now["failed"] + overloaded
     )
+    assert total(after, "quarterdeck_request_duration_seconds_count") == now.total()
+    assert total(after, "quarterdeck_request_completion_tokens_count") == now.total()
     assert total(after, "quarterdeck_engine_restarts_total", engine="e0") == 1
     assert total(after, "quarterdeck_gateway_restarts_total") == 1
 
@@ -213,7 +215,7 @@ def test_gauges_return_to_zero_when_nothing_runs(fleet: ApplianceProcess):
 
 def test_the_use_of_the_kv_cache_is_that_of_the_tokens_in_it(fleet: ApplianceProcess):
     """Complaint: a wrong KV cache usage."""
-    stream = Stream(fleet, "tiny", "count the blocks", max_tokens=400, ignore_eos=True)
+    stream = Stream(fleet, "tiny", "count the blocks", max_tokens=200, ignore_eos=True)
     stream.start()
     assert stream.started.wait(20)
 

@@ -33,6 +33,7 @@ pytestmark = pytest.mark.process
 
 FILE_KEY = "canary-file-key-5417c0ffee"
 OTLP_TOKEN = "canary-otlp-token-5417c0ffee"
+URL_PASSWORD = "canary-url-password-5417c0ffee"
 ENV_SECRET = "canary-environment-5417c0ffee"
 WRONG_KEY = "qd_0badc0ffee_canaryWrongKey5417"
 PROMPT = "CANARY5417prompt"
@@ -95,7 +96,8 @@ class Scene:
     @property
     def keys(self) -> list[str]:
         flags = [self.appliance.api_key, self.appliance.admin_key]
-        return [FILE_KEY, OTLP_TOKEN, ENV_SECRET, WRONG_KEY, self.minted, *flags]
+        others = [OTLP_TOKEN, URL_PASSWORD, ENV_SECRET, WRONG_KEY]
+        return [FILE_KEY, self.minted, *flags, *others]
 
     def look_at_processes(self) -> None:
         assert self.appliance.process is not None
@@ -139,8 +141,8 @@ def scene(tiny_model_path: Path) -> Iterator[Scene]:
     }
     appliance = ApplianceProcess(
         root, str(tiny_model_path), "--dtype", "float32", "--drain-s", "1", "--engines", "2",
-        "--api-key-file", str(root / "keys"), "--otlp-endpoint", sink.url, "--log-level", "debug",
-        env=env,
+        "--api-key-file", str(root / "keys"), "--log-level", "debug",
+        "--otlp-endpoint", sink.url.replace("//", f"//me:{URL_PASSWORD}@"), env=env,
     )  # fmt: skip
     try:
         appliance.start()
@@ -275,15 +277,17 @@ def ask_the_control_plane_wrongly(appliance: ApplianceProcess, minted: str) -> N
 
 
 def profile(appliance: ApplianceProcess) -> None:
-    """Profile a few steps while a canary is generated."""
-    stream = Stream(appliance, "tiny", PROMPT, max_tokens=200, ignore_eos=True)
-    stream.start()
-    body = {"engine": "e0", "steps": 4}
+    """Profile a few steps while canaries are generated, one by each engine."""
+    streams = [Stream(appliance, "tiny", PROMPT, max_tokens=200, ignore_eos=True) for _ in "12"]
+    for stream in streams:
+        stream.start()
+    body = {"engine": "e0", "steps": 4, "duration_s": 10}
     begun = appliance.admin("/admin/v1/profiles", "POST", json=body, params={"wait": 20})
     assert begun.status_code == 202, begun.text
     operation = f"/admin/v1/operations/{begun.json()['id']}"
     wait_until(lambda: appliance.admin(operation).json()["state"] == "done", 30)
-    stream.join(30)
+    for stream in streams:
+        stream.join(30)
 
 
 def kill_an_engine(scene: Scene, number: signal.Signals) -> None:

@@ -217,3 +217,36 @@ def test_the_local_trace_and_the_exported_one_have_the_same_spans(
         assert span.name == local[span_id]["name"]
         assert span.start_time_unix_nano == local[span_id]["start_ns"]
         assert span.end_time_unix_nano == local[span_id]["end_ns"]
+
+
+def test_switching_the_export_in_the_middle_of_streams_leaves_no_span_without_its_parent(
+    appliance: ApplianceProcess, sink: OtlpSink
+):
+    """The last test here: what is not exported meanwhile is missing at the collector."""
+    running = [
+        Stream(appliance, appliance.model, f"s{k}", max_tokens=400, ignore_eos=True)
+        for k in range(4)
+    ]
+    streams = threading.Thread(target=run_all, args=(running,))
+    streams.start()
+    while streams.is_alive():
+        for on in (False, True):
+            answer = appliance.admin("/admin/v1/telemetry", "PATCH", json={"export": on})
+            assert answer.status_code == 200
+            streams.join(0.1)
+    request_id = appliance.chat("the last", max_tokens=3).headers["x-request-id"]
+    root = assert_tree(trace_of(appliance, request_id))
+    wait_until(lambda: root["span_id"] in {s.span_id.hex() for _, s in list(sink.spans)}, 15)
+    sent = appliance.admin("/admin/v1/telemetry").json()["collector"]["exported"]
+    wait_until(lambda: len(sink.spans) >= sent, 15)
+
+    spans = [span for _, span in list(sink.spans)]
+    present = {(span.trace_id, span.span_id) for span in spans}
+    assert len(present) == len(spans)
+    assert [
+        span.name
+        for span in spans
+        if span.parent_span_id
+        and (span.trace_id, span.parent_span_id) not in present
+        and not span.name.startswith("POST ")  # the caller's span is not ours
+    ] == []

@@ -31,6 +31,11 @@ class Case:
     why: str = ""
 
 
+Group = list[Case]
+"""Cases of one alert's name that fire at the same time, and no others of it do."""
+Scene = list[Group]
+"""Groups whose series are all there at once."""
+
 HERE = {"job": "quarterdeck", "instance": "a"}
 OF_E0 = HERE | {"engine": "e0"}
 
@@ -96,6 +101,12 @@ SERVICE = (
         {f"quarterdeck_engine_restarts_total{{{E0}}}": "0x5 1x15"},
         "15m",
         why="one restart is no pattern",
+    ),
+    Case(
+        "EngineRestarting",
+        {f"quarterdeck_engine_restarts_total{{{E0}}}": "0x3 1x3 0x9"},
+        "15m",
+        why="one restart, then the whole appliance was started anew",
     ),
     Case(
         "EngineHung",
@@ -171,6 +182,23 @@ SERVICE = (
         "10m",
         why="probes while it starts",
     ),
+    Case(
+        "ErrorRatio",
+        {
+            f'quarterdeck_http_responses_total{{{JOB},route="r",status="200"}}': "0+1x20",
+            f'quarterdeck_http_responses_total{{{JOB},route="r",status="500"}}': "0x5 1x15",
+        },
+        "8m",
+        why="one error while hardly anybody asks",
+    ),
+    Case(
+        "NoEngineReady",
+        _state("failed", "1x10")
+        | {f'quarterdeck_engine_state{{{JOB},engine="e0",state="ready"}}': "0x10"}
+        | {f'quarterdeck_engine_state{{{JOB},engine="e1",state="ready"}}': "1x10"},
+        "5m",
+        why="one of two engines serves",
+    ),
 )
 
 PROCESSES = (
@@ -205,6 +233,12 @@ PROCESSES = (
         {f"quarterdeck_gateway_restarts_total{{{GATEWAY}}}": "0 1x10"},
         "10m",
         why="one restart is no pattern",
+    ),
+    Case(
+        "GatewayRestarting",
+        {f"quarterdeck_gateway_restarts_total{{{GATEWAY}}}": "0 1x4 0x5"},
+        "10m",
+        why="one restart, then the whole appliance was started anew",
     ),
     Case(
         "LoopLagHigh",
@@ -350,23 +384,30 @@ def _burning(slo: str, times: float, windows: tuple[str, ...]) -> list[Case]:
     return _alerting(slo, series, bad / 100_000, windows)
 
 
-def burns() -> list[list[Case]]:
-    """Cases of the burn rates; those in one list fire at the same time, and no others do."""
-    found: list[list[Case]] = []
-    for slo, (_, name, _) in PROMISES.items():
+def _over(slo: str) -> list[Case]:
+    """The short windows forgot it, the long ones did not."""
+    over = _judged(slo, good="0+100x40", bad="0+400x5 2000x34")
+    return _alerting(slo, over, 2000 / 6000, ("1d", "3d"))
+
+
+def _few(slo: str) -> list[Case]:
+    few = _judged(slo, good="0x40", bad="0x9 1x9 2x9 3x4 4x4")
+    return [Case(PROMISES[slo][1], few, "40m", why="four bad requests of four")]
+
+
+def burns() -> list[Scene]:
+    """Scenes of the burn rates, in each of which all promises fare alike."""
+    scenes = [
+        [_burning(slo, times, windows) for slo in PROMISES]
         for times, windows in (
             (15, ("1h", "6h", "1d", "3d")),
             (14, ("6h", "1d", "3d")),
             (5.8, ("1d", "3d")),
             (2.9, ("3d",)),
             (0.95, ()),
-        ):
-            found.append(_burning(slo, times, windows))
-        over = _judged(slo, good="0+100x40", bad="0+400x5 2000x34")  # the short windows forgot it
-        found.append(_alerting(slo, over, 2000 / 6000, ("1d", "3d")))
-        few = _judged(slo, good="0x40", bad="0x9 1x9 2x9 3x4 4x4")
-        found.append([Case(name, few, "40m", why="four bad requests of four")])
-    return found
+        )
+    ]
+    return [*scenes, [_over(slo) for slo in PROMISES], [_few(slo) for slo in PROMISES]]
 
 
-GROUPS: list[list[Case]] = [[case] for case in (*SERVICE, *PROCESSES, *TELEMETRY)] + burns()
+SCENES: list[Scene] = [[[case]] for case in (*SERVICE, *PROCESSES, *TELEMETRY)] + burns()

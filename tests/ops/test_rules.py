@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.ops.alert_cases import GROUPS, Case
+from tests.ops.alert_cases import SCENES, Case, Group
 from tests.ops.texts import ALERTS, OPS, VLLM, alerts, reader, rules
 
 WINDOWS = {"5m": 5, "30m": 30, "1h": 60, "2h": 120, "6h": 360, "1d": 1440, "3d": 4320}
@@ -73,7 +73,7 @@ def test_the_burn_rates_are_those_of_the_workbook():
 
 
 def test_no_alert_lacks_a_positive_or_a_negative_case():
-    cases = [case for group in GROUPS for case in group]
+    cases = [case for scene in SCENES for group in scene for case in group]
     for alert in alerts():
         window = alert["labels"].get("window")
         own = [case for case in cases if f"Quarterdeck{case.name}" == alert["alert"]]
@@ -101,6 +101,14 @@ def expected(case: Case) -> dict[str, Any]:
     }
 
 
+def check_of(group: Group) -> dict[str, Any]:
+    return {
+        "eval_time": group[0].at,
+        "alertname": f"Quarterdeck{group[0].name}",
+        "exp_alerts": [expected(case) for case in group if case.labels],
+    }
+
+
 def only_groups(tmp_path: Path, *, are_burns: bool) -> Path:
     """Those rules of the file that the tests are about: the others cost time only."""
     groups = yaml.safe_load(ALERTS.read_text())["groups"]
@@ -114,18 +122,13 @@ def only_groups(tmp_path: Path, *, are_burns: bool) -> Path:
 @pytest.mark.parametrize("are_burns", [False, True])
 def test_every_alert_fires_when_it_must_and_only_then(tmp_path: Path, are_burns: bool):
     tests = []
-    for group in GROUPS:
-        if ("BudgetBurn" in group[0].name) != are_burns:
+    for scene in SCENES:
+        if ("BudgetBurn" in scene[0][0].name) != are_burns:
             continue
-        first = group[0]
-        fire = [case for case in group if case.labels]
-        check = {
-            "eval_time": first.at,
-            "alertname": f"Quarterdeck{first.name}",
-            "exp_alerts": [expected(case) for case in fire],
-        }
-        series = [{"series": name, "values": values} for name, values in first.series.items()]
-        tests.append({"interval": "1m", "input_series": series, "alert_rule_test": [check]})
+        series = {name: values for group in scene for name, values in group[0].series.items()}
+        inputs = [{"series": name, "values": values} for name, values in series.items()]
+        checks = [check_of(group) for group in scene]
+        tests.append({"interval": "1m", "input_series": inputs, "alert_rule_test": checks})
     document = {
         "rule_files": [str(only_groups(tmp_path, are_burns=are_burns))],
         "evaluation_interval": "1m" if are_burns else "30s",

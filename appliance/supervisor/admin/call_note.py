@@ -20,6 +20,8 @@ GONE: Final = 499
 MAX_METHOD_CHARS: Final = 16
 MAX_TARGET_CHARS: Final = 200
 MAX_ANSWER_BYTES: Final = 64 << 10
+OPERATION_HEADER: Final = b"x-operation-id"
+"""In the answers of the routes that look like vLLM's: one id, or several."""
 
 
 class CallNote:
@@ -53,6 +55,11 @@ class CallNote:
         if self.is_audited:
             self._insight.audit.append(self._entry(status, headers, body))
 
+    async def is_kept(self) -> None:
+        """Wait, for a bounded time, until the entry outlives this process."""
+        if self.is_audited:
+            await self._insight.audit.written()
+
     def gone(self) -> None:
         """The call ended without an answer."""
         self.answered(GONE, (), b"")
@@ -69,7 +76,7 @@ class CallNote:
             target=self._target() or _made(headers, status),
             body_sha256=hashlib.sha256(self.body).hexdigest() if self.body else None,
             status=status,
-            operation=begun.get("id"),
+            operation=begun.get("id") or _header(headers, OPERATION_HEADER),
             trace_id=begun.get("trace_id"),
             source=self._source,
         )
@@ -116,6 +123,7 @@ class NotedReply:
             return
         headers = list(start.get("headers", ()))
         self._note.answered(start["status"], headers, body)
+        await self._note.is_kept()
         self.has_started = True
         await self._send({**start, "headers": [*headers, *self._headers]})
 
@@ -138,7 +146,9 @@ def _made(headers: Sequence[tuple[bytes, bytes]], status: int) -> str | None:
     """Return the name of what a 201 made."""
     if status != 201:  # noqa: PLR2004
         return None
-    for name, value in headers:
-        if name == b"location":
-            return value.decode("latin-1").rpartition("/")[2] or None
-    return None
+    location = _header(headers, b"location")
+    return location.rpartition("/")[2] if location else None
+
+
+def _header(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str | None:
+    return next((value.decode("latin-1") for name, value in headers if name == wanted), None)

@@ -182,7 +182,7 @@ class TelemetryView(Protocol):
         ...
 
     async def moment(self, at: datetime, window_s: float) -> Moment:
-        """What happened around a point in time."""
+        """What happened around a point in time, told in the time zone of `at`."""
         ...
 
     def slos(self) -> list[SloRow]:
@@ -290,7 +290,11 @@ class AuditTrail(Protocol):
     """Who changed what: an append-only file whose entries are chained by hashes."""
 
     def append(self, entry: NewAuditEntry) -> None:
-        """Write an entry; a full disk is logged and counted, never raised."""
+        """Take an entry; a full disk is logged and counted, never raised."""
+        ...
+
+    async def written(self) -> None:
+        """Wait, for a bounded time, until a killed supervisor would leave the entries so far."""
         ...
 
     async def entries(self, limit: int) -> list[AuditEntry]:

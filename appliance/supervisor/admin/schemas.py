@@ -129,6 +129,11 @@ class EngineRow(Schema):
     """Why `dtype` is not what was asked for or saved."""
     adapters: list[str] = Field(default_factory=list)
     """LoRA adapters that requests to it may name now."""
+    step_parts: dict[str, float] = Field(default_factory=dict)
+    """Where the time of its steps went since it started: shares of schedule, build, forward,
+    sample and send. Empty before its first step."""
+    start_phases: dict[str, float] = Field(default_factory=dict)
+    """Seconds of each phase of its start, in order. Empty before it is ready."""
 
 
 class GatewayRow(Schema):
@@ -245,7 +250,6 @@ class TraceRow(Schema):
     received_at: datetime
     duration_ms: float
     ttft_ms: float | None
-    spans: int
     key_id: str | None = None
     engine: str | None = None
     headline: str = ""

@@ -84,7 +84,7 @@ def request_routes(telemetry: TelemetryView) -> APIRouter:
     async def moment(
         at: datetime, window_s: Annotated[float, Query(gt=0, le=MAX_WINDOW_S)] = 60.0
     ) -> Moment:
-        """What happened around a point in time."""
+        """What happened around a point in time, told in the time zone of `at`."""
         return await telemetry.moment(_utc(at), window_s)
 
     return router

@@ -21,11 +21,12 @@ from appliance.supervisor.launcher.launcher import OnLine, OnStart, ProcessSpec
 from engine.log_lines import MAX_LINE_BYTES, escape, plain_text, redact
 
 TAIL_LINES = 200
-READ_BYTES = 65536
+READ_BYTES = 8192
+"""A flood is taken in bites of some milliseconds, between which the loop does other things."""
 
 _SECRET = re.compile(
     r"^QUARTERDECK_.*KEY|API_?KEY"
-    r"|(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|HEADERS|COOKIES?|DSN)(_|$)",
+    r"|(KEY|TOKEN|SECRET|PASS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|HEADER|COOKIE|DSN)S?(_|$)",
     re.IGNORECASE,
 )
 

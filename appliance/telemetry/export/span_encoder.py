@@ -16,6 +16,7 @@ from typing import Final
 
 from appliance.telemetry.export.wire_values import KeyValues, delimited, varint
 from appliance.telemetry.span_data import AttributeValue, SpanData
+from appliance.telemetry.span_names import LINKS_DROPPED
 from engine.wire.header import SAMPLED
 from engine.wire.hops import HopLink
 
@@ -27,7 +28,7 @@ _TRACE_ID, _SPAN_ID, _PARENT_ID = "0a10", "1208", "2208"
 _NAME, _KIND, _ATTRIBUTE, _STATUS = b"\x2a", b"\x30", b"\x4a", b"\x7a"
 _START, _END, _TIMES = 0x39, 0x41, struct.Struct("<BQBQ")
 _FLAGS = tuple(b"\x85\x01" + flags.to_bytes(4, "little") for flags in range(256))
-_LINK = "6a21"  # of 33 bytes
+_LINK, _DROPPED_LINKS = "6a21", b"\x70"  # of 33 bytes
 _LINK_FLAGS = tuple("35" + flags.to_bytes(4, "little").hex() for flags in range(256))
 _MESSAGE, _IS_ERROR = b"\x12", b"\x18\x02"
 # tags of the messages around it
@@ -90,6 +91,9 @@ class SpanEncoder:
         self._attributes.extend(parts, span.attributes)
         if span.links:
             parts.append(_links(span.links))
+            dropped = span.attributes.get(LINKS_DROPPED)
+            if isinstance(dropped, int):
+                parts.append(_DROPPED_LINKS + varint(dropped))
         if span.error is not None:
             parts.append(_error(span.error))
         parts.append(_FLAGS[(span.flags | SAMPLED) & 0xFF])

@@ -138,15 +138,15 @@ LATENCY = Row(
         ),
         Panel(
             "Duration by outcome",
-            "From arrival to the last byte, by model; dots lead to traces.",
+            "From arrival to the last byte, by outcome; dots lead to traces.",
             "Long with a good time per token: long outputs. Else see the phases beside.",
             quantiles("quarterdeck_request_duration_seconds", "outcome", MODEL, exemplars=True),
             "s",
         ),
         Panel(
             "Requests' time by phase",
-            "Seconds that requests spent in each phase, per second: the height is how many "
-            "requests there are at a time, the share is where their time goes.",
+            "Seconds that ended requests spent in each phase, per second: the height is how many "
+            "there were at a time (each choice counts), the share is where their time goes.",
             "`queue` large: engines are full. `prefill`: long or cold prompts. `stream`: clients "
             "read slowly. `tokenize` or `dispatch`: the gateway is overloaded.",
             (
@@ -192,8 +192,9 @@ LATENCY = Row(
             "s",
         ),
         Panel(
-            "Between two outputs",
-            "Gaps between two outputs of a choice as they leave the gateway.",
+            "Between two tokens",
+            "Gaps between tokens of a choice as they leave the gateway; tokens that come at once "
+            "share the time.",
             "The 95th percentile far above the median: long prompts share steps with decodes "
             "(`--long-prefill-threshold`), or preemptions.",
             quantiles("quarterdeck_inter_token_seconds", "model", MODEL),

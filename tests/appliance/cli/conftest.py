@@ -35,6 +35,9 @@ class Appliance:
     keys: Keys
     url: str
     insight: InMemoryInsight
+    go_away: Callable[[], None]
+    """Let nobody answer on the unix socket."""
+    come_back: Callable[[], None]
 
 
 Run = Callable[..., Result]
@@ -87,12 +90,23 @@ def appliance(tmp_path: Path, run_dir: Path) -> Iterator[Appliance]:
     fleet, hub, keys, insight = Fleet(), Hub(), Keys(), InMemoryInsight()
     tcp, local = create_admin_apps(fleet, hub, keys, insight.port())
     path = run_dir / "admin.sock"
-    unix_listener = socket.socket(socket.AF_UNIX)
-    unix_listener.bind(str(path))
-    unix_listener.listen()
     tcp_listener = socket.create_server(("127.0.0.1", 0))
     port = tcp_listener.getsockname()[1]
-    servers = [_Server(local, unix_listener), _Server(tcp, tcp_listener)]
+    servers = [_Server(tcp, tcp_listener)]
+
+    def come_back() -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+        servers.append(_Server(local, listener))
+
+    def go_away() -> None:
+        server = servers.pop()
+        server.ask_to_stop()
+        server.join()
+        path.unlink()
+
+    come_back()
     instance = {
         "pid": os.getpid(),
         "run_dir": str(run_dir),
@@ -104,7 +118,8 @@ def appliance(tmp_path: Path, run_dir: Path) -> Iterator[Appliance]:
     }
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "instance.json").write_text(json.dumps(instance))
-    yield Appliance(fleet, hub, keys, f"http://127.0.0.1:{port}", insight)
+    url = f"http://127.0.0.1:{port}"
+    yield Appliance(fleet, hub, keys, url, insight, go_away, come_back)
     for server in servers:
         server.ask_to_stop()
     for server in servers:

@@ -17,7 +17,7 @@ from tests.appliance.supervisor.admin.in_memory import REQUEST_ID
 
 FOUND = Explanation(
     request_id=REQUEST_ID,
-    verdict="Slow by 1.9 s beyond the usual: waited 2.1 s in the queue.",
+    verdict="1.9 s slower than usual: waited 2.1 s in the queue.",
     causes=[
         Cause(
             kind="queue",
@@ -51,7 +51,6 @@ SLOWEST = TraceRow(
     received_at=datetime(2026, 5, 4, tzinfo=UTC),
     duration_ms=2200.0,
     ttft_ms=2100.0,
-    spans=20,
 )
 
 
@@ -73,8 +72,8 @@ def test_a_request_is_explained_with_evidence_advice_and_phases(run: Run, explai
     lines = result.out.splitlines()
     assert lines[0] == FOUND.verdict
     assert "queue: 1.90 s, 93 % of the excess, sure" in lines
-    assert "  - time in the queue: 2.10 s (usually 190.0 ms)" in lines
-    assert "  - 8 requests waited at once: 8 requests" in lines
+    assert "  - time in the queue: 2.10 s (usually 190 ms)" in lines
+    assert "  - 8 requests waited at once" in lines
     assert "  > Raise --max-num-seqs." in lines
     assert any(line.startswith("queue ") and line.endswith("11.1x") for line in lines)
     assert "212 requests of tiny" in result.err

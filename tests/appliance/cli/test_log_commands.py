@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from appliance.supervisor.log_book import LogBook
 from tests.appliance.cli.conftest import Appliance, Run
 
@@ -63,6 +65,35 @@ def test_following_goes_on_after_the_last_line_until_interrupted(
     assert result.code == 0
     assert [json.loads(line)["text"] for line in result.out.splitlines()] == ["two", "three"]
     assert [asked["after_id"] for asked in appliance.insight.logs.asked] == [None, 2, 2]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # httpcore's socket
+def test_a_follower_waits_for_an_appliance_that_restarts(
+    run: Run, appliance: Appliance, monkeypatch
+):
+    appliance.insight.logs.add("one")
+    appliance.insight.logs.add("two")
+
+    def lose_the_log() -> None:
+        appliance.insight.logs.kept.clear()
+        appliance.insight.logs.add("one of another log")
+        appliance.come_back()
+
+    acts = [appliance.go_away, appliance.come_back, lambda: appliance.insight.logs.add("three"),
+            appliance.go_away, lose_the_log]  # fmt: skip
+
+    def pause(_: float) -> None:
+        if not acts:
+            raise KeyboardInterrupt
+        acts.pop(0)()
+
+    monkeypatch.setattr("appliance.cli.log_commands.time.sleep", pause)
+    result = run("logs", "-f", "-n", "1", "-o", "json")
+
+    assert result.code == 0
+    said = [json.loads(line)["text"] for line in result.out.splitlines()]
+    assert said == ["two", "three", "one of another log"]
+    assert result.err.count("waiting for it") == result.err.count("is back") == 2
 
 
 def test_without_an_appliance_the_file_is_read(run: Run, tmp_path: Path):

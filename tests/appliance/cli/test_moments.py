@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from appliance.cli.exits import CliError, Exit
-from appliance.cli.moments import parse_moment
+from appliance.cli.moments import parse_middle, parse_moment
 
 NOW = datetime(2026, 11, 29, 15, 30, 10, tzinfo=UTC)
 
@@ -34,7 +34,16 @@ def test_a_moment_without_zone_is_local():
     assert at == datetime(2026, 11, 29, 14, 22).astimezone()
 
 
-@pytest.mark.parametrize("text", ["", "25:00", "yesterday", "5", "14:61"])
+def test_a_minute_that_is_asked_about_is_that_minute():
+    for text in ("14:22", "2026-11-29T14:22"):
+        assert parse_middle(text, NOW) == parse_moment(text, NOW) + timedelta(seconds=30)
+    for text in ("14:22:05", "-5m", "2026-11-29T14:22:05"):
+        assert parse_middle(text, NOW) == parse_moment(text, NOW)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "25:00", "yesterday", "5", "14:61", "-99999999999d", "0001-01-01"]
+)
 def test_what_is_no_moment_is_a_usage_error_that_names_some(text):
     with pytest.raises(CliError, match="14:22") as caught:
         parse_moment(text, NOW)

@@ -48,7 +48,7 @@ def test_an_unknown_trace_is_a_failure(run: Run, appliance: Appliance):
 
     assert result.code == 1
     assert "there is no request" in result.err
-    assert "`quarterdeck requests` lists the requests" in result.err
+    assert "`quarterdeck traces` lists what is stored" in result.err
 
 
 def test_a_state_that_does_not_exist_is_a_usage_error_that_names_those_that_do(

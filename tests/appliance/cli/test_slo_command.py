@@ -46,7 +46,7 @@ def test_an_alarm_is_exit_code_6_and_a_sentence(run: Run, appliance: Appliance, 
     result = run("slo")
 
     assert result.code == 6
-    assert "-50.0 %" in result.out
+    assert "50.0 % over" in result.out
     assert "time per token: " in result.err
 
 

@@ -124,6 +124,23 @@ async def test_what_was_said_before_a_failure_is_recorded(run_dir, tiny_model_pa
     assert message["finish_reason"] == "error"
 
 
+async def test_switching_off_forgets_what_runs(run_dir, tiny_model_path):
+    async with running(run_dir, tiny_model_path, prepare=allowing, step_s=0.02) as stand:
+        http = await stand.http()
+        body = {**CHAT, "max_tokens": 60, "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.aiter_lines()
+            while "content" not in await anext(lines):
+                pass
+            stand.supervisor.recording = Recording(content=False)
+            await stand.supervisor.acked(stand.supervisor.publish())
+            async for _ in lines:
+                pass
+        record = await last_record(stand)
+
+    assert (record.input_content, record.output_content) == NEITHER
+
+
 async def test_a_choice_that_begins_again_is_recorded_once():
     content, collected = Content("[]"), Collected(1)
     sink = ContentSink(collected, content)

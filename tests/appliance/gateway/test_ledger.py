@@ -8,7 +8,7 @@ import pytest
 
 from appliance.control_link.messages import GatewayAccounts, SloTargets
 from appliance.gateway.journey import Journey
-from appliance.gateway.ledger import MAX_KEYS, Ledger
+from appliance.gateway.ledger import MAX_KEYS, MAX_MODELS, Ledger
 from appliance.gateway.request_context import RequestContext
 from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
@@ -299,6 +299,21 @@ def a_journey(key_id: str) -> Journey:
         key=msgspec.structs.replace(key_record("x", "inference"), key_id=key_id),
     )
     return Journey(context, route=URL, method="POST")
+
+
+def test_adapters_that_come_and_go_by_the_thousand_do_not_grow_the_accounts():
+    accounts = Accounts("gateway-0", 1)
+    ledger = Ledger(accounts, "gateway-0")
+    for number in range(10_000):
+        journey = a_journey("key")
+        journey.model, journey.base_model = f"adapter-{number}", MODEL
+        ledger.close(journey)
+
+    shares = sums(accounts.snapshot(), "quarterdeck_model_requests_total")
+
+    assert len(shares) == MAX_MODELS + 1
+    assert shares["other", "rejected"] == 10_000 - MAX_MODELS
+    assert shares.total() == 10_000
 
 
 def test_a_hundred_keys_have_accounts_and_the_others_share_one():

@@ -4,6 +4,8 @@ import json
 import resource
 import signal
 import stat
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 from appliance.supervisor.admin.ports import NewAuditEntry
 from appliance.supervisor.audit_chain import (
+    CONTINUED,
     GENESIS,
     SYSTEM_ACTOR,
     Entry,
@@ -121,6 +124,16 @@ def changed_and_hashed(lines: list[bytes]) -> list[bytes]:
     return [*lines[:3], canonical(chained(entry | {"target": "k9"}, before)), *lines[4:]]
 
 
+def said_twice(lines: list[bytes]) -> list[bytes]:
+    """For a parser the last one counts, for a reader the first."""
+    return [*lines[:3], lines[3].replace(b'{"actor":', b'{"actor":"me","actor":'), *lines[4:]]
+
+
+def begun_elsewhere(_: list[bytes]) -> list[bytes]:
+    entry = {"actor": SYSTEM_ACTOR, "route": CONTINUED, "target": "a new file after entry 9"}
+    return [canonical(chained(entry, Head(9, "f" * 64)))]
+
+
 @pytest.mark.parametrize(
     ("damage", "first_bad_seq", "problem"),
     [
@@ -132,6 +145,11 @@ def changed_and_hashed(lines: list[bytes]) -> list[bytes]:
         (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], 4, "entries 4 to 4"),
         (lambda lines: [*lines[:3], lines[3][:40], *lines[4:]], 4, "torn"),
         (lambda lines: [*lines[:3], b'{"seq": 4}', *lines[4:]], 4, "no entry"),
+        (lambda lines: [*lines[:3], b"[" * 100_000, *lines[4:]], 4, "torn"),
+        (said_twice, 4, "it was changed"),
+        (lambda lines: [*lines[:3], b" " + lines[3], *lines[4:]], 4, "it was changed"),
+        (lambda lines: [*lines[:3], lines[3] + b"\r", *lines[4:]], 4, "it was changed"),
+        (begun_elsewhere, 8, "neither holds nor follows it"),
         (lambda lines: lines[2:], 1, "entries 1 to 2 are missing"),
         (lambda lines: lines[:4], 5, "entries 5 to 8 are missing at the end"),
         (lambda _: [], 1, "entries 1 to 8 are missing at the end"),
@@ -154,6 +172,34 @@ def test_every_kind_of_damage_is_found_at_its_entry(
     assert said is not None
     assert problem in said
     assert found == first_bad_seq
+
+
+KILLED = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from appliance.supervisor.audit_log import AuditLog
+from tests.appliance.supervisor.test_audit_log import CALL
+
+async def call(log):
+    log.append(CALL)
+    await log.written()
+
+log = AuditLog(Path(sys.argv[1]), Path(sys.argv[2]))
+for _ in range(3):
+    asyncio.run(call(log))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.process
+def test_what_was_waited_for_outlives_a_kill(open_log: Open, path: Path, tmp_path: Path):
+    state = tmp_path / "state.sqlite3"
+    command = [sys.executable, "-c", KILLED, path, state]
+    ended = subprocess.run(command, check=False, capture_output=True, timeout=60)
+
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert [entry["target"] for entry in entries(path)] == ["k1"] * 3
+    assert head_says(tmp_path, path) == (None, None)
 
 
 def test_every_changed_byte_is_found(open_log: Open, path: Path):

@@ -1,16 +1,25 @@
 """Recordings of dead epochs are kept, found and told of, with or without an appliance."""
 
+import random
 from pathlib import Path
 
 import pytest
 
 from appliance.supervisor.admin.ports import NotFoundError
-from appliance.supervisor.flight_files import DIRECTORY, KEPT_EPOCHS, Ending, FlightFiles
+from appliance.supervisor.flight_files import (
+    DIRECTORY,
+    KEPT_EPOCHS,
+    NUM_EVENTS,
+    Ending,
+    FlightFiles,
+)
 from appliance.supervisor.flight_texts import crash_of
 from engine.config import EngineConfig
 from engine.core.batch import ScheduledRequest
 from engine.core.flight_recorder import BUILT, FlightRecorder, open_flight_recorder
 from engine.core.plan import Plan
+from engine.log_lines import escape
+from engine.wire.flight import EVENT_BYTES, EVENT_CAPACITY, EVENTS_OFFSET
 from engine.wire.messages import SamplingParams
 
 
@@ -48,6 +57,25 @@ def test_the_last_epochs_are_kept_and_other_engines_are_left_alone(files: Flight
     assert files.epochs("e0") == [5, 4, 3]
     assert len(files.epochs("e0")) == KEPT_EPOCHS
     assert files.engines() == ["e0", "e1"]
+
+
+def test_ends_of_epochs_that_recorded_nothing_go_too(files: FlightFiles, tmp_path: Path):
+    record(files, 1)
+    for epoch in range(2, 30):
+        files.new_path("e0", epoch)
+        files.bury("e0", epoch, Ending(reason="SIGKILL", wanted=False))
+
+    assert len(list((tmp_path / DIRECTORY).iterdir())) == KEPT_EPOCHS
+    assert files.engines() == []
+
+
+def test_a_place_that_is_no_directory_holds_no_recordings(files: FlightFiles, tmp_path: Path):
+    (tmp_path / DIRECTORY).touch()
+
+    files.new_path("e0", 1)
+    assert files.engines() == []
+    with pytest.raises(NotFoundError):
+        files.report("e0", 20)
 
 
 def test_without_an_epoch_the_newest_crash_is_meant(files: FlightFiles):
@@ -107,3 +135,25 @@ def test_an_engine_that_died_between_two_steps_is_not_said_to_have_been_in_one(f
     recorder.end_step(2)
 
     assert crash_of(files.report("e0", 3)).moment == "step 1 was done, no other had begun"
+
+
+def test_junk_in_a_recording_is_read_as_far_as_it_goes_and_drives_no_terminal(files: FlightFiles):
+    begin(record(files, 1), 1, "a\x1b[2J\n", "\u202eb")
+    path = Path(files.new_path("e0", 1))
+    whole = bytearray(path.read_bytes())
+    for seed in range(8):
+        junk = random.Random(seed)
+        for offset in junk.sample(range(36, len(whole)), 20_000):
+            whole[offset] = junk.randrange(256)
+        for slot in range(EVENT_CAPACITY):  # whole records of junk
+            at = EVENTS_OFFSET + slot * EVENT_BYTES
+            whole[at : at + EVENT_BYTES] = (slot + 1).to_bytes(8, "little") + junk.randbytes(248)
+        path.write_bytes(whole)
+
+        report = files.report("e0", 4096)
+        crash = crash_of(report)
+        texts = [text for event in report.events for text in (event.kind, event.text)]
+        texts += [name for step in report.steps for name in step.request_ids]
+        assert len(report.events) == NUM_EVENTS
+        for text in (crash.text, crash.moment or "", report.engine, *texts):
+            assert escape(text) == text

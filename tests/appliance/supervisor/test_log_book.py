@@ -14,6 +14,7 @@ import pytest
 from appliance.supervisor.log_book import LogBook, kept_lines
 from appliance.supervisor.log_capture import MAX_LINES_PER_S, Fields, LineCapture
 from appliance.supervisor.log_file import FILES, LOG_FILE, LogFile, all_lines
+from engine.log_lines import MAX_TEXT_CHARS
 from engine.redaction import Redactor
 
 AT = "2026-01-02T03:04:05.678Z"
@@ -162,6 +163,19 @@ def test_secrets_of_a_child_go_nowhere(capture: LineCapture, given: list[Fields]
     assert "qd_***" in shown
     assert KEY not in shown
     assert "exact-secret" not in shown
+
+
+def test_junk_that_looks_like_json_or_never_ends_is_a_line_like_any_other(
+    capture: LineCapture, given: list[Fields]
+):
+    capture.take("e0", '{"at":' + "[" * 60_000)
+    capture.take("e0", "Traceback (most recent call last):")
+    for _ in range(3):
+        capture.take("e0", "x" * 100_000)
+    capture.flush(all_of_them=True)
+
+    assert [fields["text"][:7] for fields in given] == ['{"at":[', "x" * 7]
+    assert given[1]["exception"].count("x") == 3 * MAX_TEXT_CHARS
 
 
 def test_a_flood_is_cut_and_counted(capture: LineCapture, given: list[Fields], clock: Clock):

@@ -228,3 +228,19 @@ def test_only_files_that_the_row_names_are_handed_out(tmp_path: Path):
             store.file("prof-1", name)
     with pytest.raises(NotFoundError):
         store.file("../profiles/prof-1", "prof-1-e0-rank0.json.gz")
+    store.file("prof-1", "prof-1-e0-rank0.json.gz").unlink()
+    with pytest.raises(NotFoundError):
+        store.file("prof-1", "prof-1-e0-rank0.json.gz")
+
+
+def test_an_engine_that_dies_while_it_writes_leaves_nothing(tmp_path: Path):
+    store = ProfileStore(tmp_path / "profiles", 10_000)
+    for number in (1, 2):
+        store.add(row(number))
+        (store.directory_of(f"prof-{number}") / f".prof-{number}-e0-rank0.json.gz.raw").touch()
+
+    store.end("prof-1", state="failed")
+    ProfileStore(tmp_path / "profiles", 10_000)  # the appliance died too
+
+    left = {path.name for path in (tmp_path / "profiles").rglob("*") if path.is_file()}
+    assert left == {"profile.json"}

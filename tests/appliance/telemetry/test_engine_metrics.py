@@ -226,6 +226,15 @@ async def test_shares_stay_equal_to_the_totals_when_a_gateway_dies(hub: Hub):
     assert totals.total(names.REQUESTS_REJECTED) == 1
     assert totals.values[names.SLO_EVENTS.name] == {("availability", "bad"): 4}
     assert sum(totals.histograms[names.TTFT.name]["tiny",].counts) == 1, "one had its first token"
+    assert sum(totals.histograms[names.E2E.name]["tiny", "failed"].counts) == 2
+    for kind, metric, sizes, tokens in (
+        ("prompt", names.PROMPT_TOKENS, names.REQUEST_PROMPT_TOKENS, 2 * known[0].prompt_tokens),
+        ("completion", names.COMPLETION_TOKENS, names.REQUEST_COMPLETION_TOKENS, 1),
+    ):
+        assert totals.values[metric.name]["tiny",] == tokens
+        assert totals.values[names.KEY_TOKENS.name]["k1", kind] == tokens
+        assert (sum(totals.histograms[sizes.name]["tiny",].counts)) == 2
+        assert totals.histograms[sizes.name]["tiny",].sum == tokens
 
 
 async def test_a_promise_in_danger_is_an_event(hub: Hub):

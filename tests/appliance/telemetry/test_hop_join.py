@@ -65,6 +65,21 @@ def test_a_receiver_that_lives_gets_more_time_and_a_call_most():
     assert [hop.sent for hop in hops] == [sent, call]
 
 
+def test_a_sender_that_was_stopped_may_tell_later_than_one_that_is_gone():
+    join, hops = make()
+    sent, received = halves()
+    join.lives("gateway-0", 0)
+    join.add(received, 0)
+    join.expire(ALIVE_NS - 1)
+    join.add(sent, ALIVE_NS - 1)
+    assert hops == [Hop(sent, received)]
+
+    join.add(received, 0)
+    join.died("gateway-0", 0)
+    join.expire(LONELY_NS)
+    assert hops[1:] == [Hop(None, received, "send_not_reported")]
+
+
 def test_the_receivers_death_loses_what_it_had_not_confirmed():
     join, hops = make()
     join.lives("e0", 0)

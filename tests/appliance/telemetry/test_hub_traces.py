@@ -161,6 +161,8 @@ async def test_each_choice_shows_the_messages_that_served_it(hub: Hub):
 
     assert_tree(trace)
     assert trace.complete
+    choices = [span.name for span in trace.spans if span.name.startswith("choice")]
+    assert choices == ["choice 0", "choice 1"]
     for index in range(2):
         whole = next(span for span in trace.spans if span.name == f"choice {index}")
         own = [span for span in trace.spans if span.parent_id == whole.span_id]

@@ -1,7 +1,8 @@
 """A moment is told in sentences, the most telling first, and nothing is made up."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 from appliance.supervisor.admin.schemas import JournalEvent
@@ -135,3 +136,19 @@ def test_many_warnings_are_told_in_short():
 
 def test_lost_records_are_admitted():
     assert "Records of this time were lost" in moment(facts(complete=False)).summary[-1]
+
+
+def test_times_are_told_on_the_clock_of_the_one_who_asks():
+    died = an_event("engine.died", "error", "died (epoch 1): SIGKILL")
+    zone = timezone(timedelta(hours=5, minutes=30))
+
+    told = moment(replace(facts(events=[died]), zone=zone)).summary
+
+    assert told == [f"{died.at.astimezone(zone):%H:%M:%S} e0: died (epoch 1): SIGKILL."]
+
+
+def test_a_death_is_told_once():
+    died = an_event("engine.died", "warning", "died (epoch 1): SIGKILL")
+    report = an_event("engine.postmortem", "warning", "epoch 1: SIGKILL; last step 605")
+
+    assert len(moment(facts(events=[report, died])).summary) == 1

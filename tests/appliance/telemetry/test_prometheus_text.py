@@ -88,7 +88,8 @@ async def test_the_plain_format_holds_every_family_and_the_counts(hub: Hub):
 
     assert value("quarterdeck_requests_received_total", route=ROUTE) == 1
     assert value("quarterdeck_requests_ended_total", route=ROUTE, outcome="finished") == 1
-    assert value("quarterdeck_engine_info", engine="e0", model="tiny") == 1
+    info = {"engine": "e0", "model": "tiny", "device": "cpu", "dtype": "", "kernel_backend": ""}
+    assert value("quarterdeck_engine_info", **info) == 1
     assert value("quarterdeck_engine_state", engine="e0", state="ready") == 1
     assert value("quarterdeck_engine_state", engine="e0", state="asleep") == 0
     assert value("quarterdeck_engine_restarts_total", engine="e0") == 2
@@ -100,6 +101,8 @@ async def test_the_plain_format_holds_every_family_and_the_counts(hub: Hub):
     assert value(sent, process="supervisor", message="UtilityCall") == 3
     assert value("quarterdeck_messages_fenced_total", process="supervisor") == 1
     assert value("quarterdeck_spans_exported_total") == 0
+    assert value("quarterdeck_audit_entries_total", outcome="lost") == 0, "its alert needs a start"
+    assert value("quarterdeck_records_dropped_total", process="supervisor", stage="log") == 0
     assert value("quarterdeck_hop_seconds_count", message="AddRequest") == 1
     bucket = "quarterdeck_time_to_first_token_seconds_bucket"
     assert value(bucket, model="tiny", le="0.005") == 0
@@ -233,7 +236,7 @@ def test_the_format_is_what_was_asked_for(accept: str, is_open: bool):
 def test_label_values_are_escaped_and_any_number_can_be_read_back():
     totals = Totals()
     nasty = 'a"b\\c\nd'
-    totals.add(names.ENGINE_INFO, ("e0", nasty), 1)
+    totals.add(names.ENGINE_INFO, ("e0", nasty, "cpu", "", ""), 1)
     for number, value in enumerate((float("inf"), float("-inf"), float("nan"), 1e300, 1e-9, 12)):
         totals.add(names.ENGINE_PEAK_FLOPS, (f"e{number}",), value)
 

@@ -12,7 +12,7 @@ from appliance.telemetry.live_settings import LiveTelemetry
 from appliance.telemetry.records import Outcome, RequestRecord
 from appliance.telemetry.sampling import Sampler
 from appliance.telemetry.span_data import SpanData
-from appliance.telemetry.step_gate import RIPE_NS, StepGate
+from appliance.telemetry.step_gate import LOST_NS, RIPE_NS, StepGate
 from engine.clock import now_ns
 from engine.wire.header import TraceContext, new_context, new_span_id, new_trace_id
 from engine.wire.hops import HopLink
@@ -22,6 +22,7 @@ from tests.appliance.telemetry.workload import (
     choice,
     gateway_records,
     record,
+    rejected,
     step_record,
     timeline,
 )
@@ -58,6 +59,16 @@ def test_reasons_to_keep_a_trace_that_the_ratio_does_not():
     assert none.reason(record(slo_ttft_ok=True)) is None
     assert none.reason(record(ended_ns=9001 * MS)) == "slow"
     assert sampler(1.0).reason(record()) == "ratio"
+    assert none.reason(rejected(status=503, error_code="no_engine")) == "failed"
+    assert none.reason(rejected(ended_ns=1001 * MS)) is None
+
+
+def test_a_late_record_of_the_minute_before_does_not_begin_the_minute_again():
+    slowest = sampler(0.0, slowest_per_minute=1)
+    assert slowest.reason(record(60_000 * MS, ended_ns=69_000 * MS)) == "slow"
+    slowest.reason(record(59_000 * MS, ended_ns=59_500 * MS))
+
+    assert slowest.reason(record(61_000 * MS, ended_ns=62_000 * MS)) is None
 
 
 def failed() -> RequestRecord:
@@ -105,7 +116,8 @@ class Gate:
         links = tuple(HopLink(f"r{number}", one) for number, one in enumerate(requests))
         sent, got = self.wire.message("EngineOutputs", "e0", "gateway-0", context, 1, links=links)
         self.gate.step(step_record(context, 1, 1), at_ns)
-        self.gate.output(Hop(sent, got), at_ns)
+        self.gate.sent(sent, at_ns)
+        self.gate.output(Hop(sent, got))
         return context.trace_id
 
     def exported(self, trace_id: str) -> list[str]:
@@ -135,6 +147,49 @@ def test_steps_go_out_when_one_of_their_requests_is_kept_then_or_later():
     assert gate.exported(upstream) == WHOLE
     assert gate.exported(second) == []
     assert (len(gate.gate), gate.gate.dropped) == (0, 0)
+
+
+def test_a_step_waits_for_a_request_whose_gateway_reports_late():
+    gate = Gate(0.0)
+    request, context = new_context(), new_context()
+    links = (HopLink("r", request),)
+    sent, got = gate.wire.message("EngineOutputs", "e0", "gateway-0", context, 1, links=links)
+    gate.gate.step(step_record(context, 1, 1), 0)
+    gate.gate.sent(sent, 0)
+    gate.gate.expire(5 * RIPE_NS)
+
+    gate.gate.keep(request.trace_id)
+    assert gate.exported(context.trace_id) == ["engine.step"]
+    gate.gate.output(Hop(sent, got))
+    assert gate.exported(context.trace_id) == ["engine.step", *MESSAGES]
+
+
+def test_a_message_that_is_told_of_after_its_step_went_out_follows_it():
+    gate = Gate(1.0)
+    context = new_context()
+    gate.gate.step(step_record(context, 1, 1), 0)
+    gate.gate.expire(2 * RIPE_NS)
+    sent, got = gate.wire.message("EngineOutputs", "e0", "gateway-0", context, 1)
+    gate.gate.sent(sent, 2 * RIPE_NS)
+    gate.gate.output(Hop(sent, got))
+
+    assert gate.exported(context.trace_id) == ["engine.step", *MESSAGES]
+    assert gate.spans[1].parent_id == context.span_id
+
+
+def test_messages_whose_step_was_lost_with_its_engine_have_no_absent_parent():
+    gate = Gate(1.0)
+    context = new_context()
+    sent, got = gate.wire.message("EngineOutputs", "e0", "gateway-0", context, 1)
+    gate.gate.sent(sent, 0)
+    gate.gate.output(Hop(sent, got))
+    gate.gate.expire(LOST_NS - 1)
+    assert gate.spans == [], "the step's record may still come"
+
+    gate.gate.expire(LOST_NS)
+    assert gate.exported(context.trace_id) == MESSAGES
+    assert [span.parent_id for span in gate.spans] == [None, sent.span_id]
+    assert len(gate.gate) == 0
 
 
 def test_a_steps_span_is_linked_to_its_requests_and_to_no_more_than_128():

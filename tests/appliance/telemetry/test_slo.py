@@ -119,14 +119,16 @@ def test_a_budget_that_is_gone_is_a_broken_promise():
     assert row.state == "broken"
 
 
-def test_one_bad_request_among_few_calls_nobody():
+def test_four_bad_requests_among_few_call_nobody_and_the_fifth_does_as_in_the_alert_rules():
     traffic = Traffic()
     traffic.play(5000, good=10)
     traffic.play(60)
-    traffic.play(1, bad=1)
+    traffic.play(2, bad=2)
 
     assert traffic.burn("1h") == pytest.approx(100)
     assert traffic.row().state == "ok"
+    traffic.play(1, bad=1)
+    assert traffic.row().state == "paging"
 
 
 def test_promises_are_apart():

@@ -348,6 +348,17 @@ async def test_a_locked_file_costs_facts_until_it_is_free_again(tmp_path: Path):
 
 
 @pytest.mark.anyio
+async def test_a_deleted_file_is_made_again(tmp_path: Path):
+    store = TraceStore(tmp_path / "traces.sqlite", 1 << 20, 3600, WallClock())
+    for _ in range(2):
+        store.add_request(asked(1), "headline")
+        assert len(await store.requests(TraceQuery())) == 1
+        for suffix in ("", "-wal", "-shm"):
+            store.path.with_name(store.path.name + suffix).unlink()
+    await store.close()
+
+
+@pytest.mark.anyio
 async def test_a_flood_stays_below_the_size_at_once(tmp_path: Path):
     limit = 1 << 20
     store = TraceStore(tmp_path / "traces.sqlite", limit, 3600, WallClock())

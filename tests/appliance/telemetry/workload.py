@@ -160,7 +160,6 @@ def engine_stats(**changes: object) -> EngineStats:
         "num_blocks": 100,
         "used_blocks": 25,
         "resident_bytes": 1 << 20,
-        "cpu_seconds": 1.0,
         "prompt_tokens": 70,
         "generation_tokens": 50,
         "cached_tokens": 0,

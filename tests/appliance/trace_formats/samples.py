@@ -64,9 +64,10 @@ def sample_trace(**changes: Any) -> Trace:
 
 def sample_explanation() -> Explanation:
     evidence = Evidence(text="waited 30 ms", value=30, unit="ms", span_id=f"{9:016x}")
+    usual = Evidence(text="time in the queue", value=30, unit="ms", cohort_median=2.7)
     cause = Cause(
         kind="queue", text="waited 30 ms in the queue, 11x the median", cost_ms=27, share=0.9,
-        confidence="sure", advice="add an engine", evidence=[evidence],
+        confidence="sure", advice="add an engine", evidence=[evidence, usual],
     )  # fmt: skip
     return Explanation(
         request_id="req-1", verdict=NASTY, causes=[cause], cohort="212 requests of m",

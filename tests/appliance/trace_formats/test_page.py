@@ -47,6 +47,7 @@ def test_the_critical_path_and_the_explanation_are_drawn(document):
     assert document.count('class="bar critical"') == len(path)
     assert "waited 30 ms in the queue, 11x the median" in document
     assert "212 requests of m" in document
+    assert "time in the queue: 30.0 ms (usually 2.7 ms)" in document
 
 
 def test_what_a_text_contains_stays_text(document):

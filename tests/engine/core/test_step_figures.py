@@ -19,7 +19,13 @@ from engine.core.step_costs import ModelCosts, step_costs
 from engine.process_figures import FigureReader
 from engine.wire.calls import RecordingSet, SetRecording
 from engine.wire.hops import HopReceived, StepRecord
-from engine.wire.messages import EngineStats, SamplingParams, UtilityCall, UtilityReply
+from engine.wire.messages import (
+    EngineOutputs,
+    EngineStats,
+    SamplingParams,
+    UtilityCall,
+    UtilityReply,
+)
 from engine.wire.sockets import MessageCounts
 from engine.wire.stats import AGE_EDGES, BATCH_EDGES, STEP_EDGES
 from tests.engine.core.core_bench import CoreBench
@@ -152,6 +158,8 @@ def test_recording_stops_and_goes_on_while_counts_go_on():
 
     assert bench.records == []
     assert bench.core.accounts.generation_tokens == 1
+    outputs = [out for out in bench.posted if isinstance(out.body, EngineOutputs)]
+    assert [len(out.links) for out in outputs] == [1], "a client that is cut off is told by them"
     replies = [out.body for out in bench.posted if isinstance(out.body, UtilityReply)]
     assert replies[0].error is None
     assert msgspec.msgpack.decode(replies[0].result, type=RecordingSet) == (

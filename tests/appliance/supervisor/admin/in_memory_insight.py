@@ -32,10 +32,14 @@ class Audit:
 
     def __init__(self) -> None:
         self.kept: list[NewAuditEntry] = []
+        self.num_written = 0
         self.check = AuditCheck(ok=True, entries=0)
 
     def append(self, entry: NewAuditEntry) -> None:
         self.kept.append(entry)
+
+    async def written(self) -> None:
+        self.num_written = len(self.kept)
 
     async def entries(self, limit: int) -> list[AuditEntry]:
         rows = [

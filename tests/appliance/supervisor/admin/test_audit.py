@@ -105,7 +105,7 @@ async def test_the_entry_stands_before_the_answer(plane: Plane):
     seen: list[int] = []
 
     async def send(message: object) -> None:
-        seen.append(len(plane.insight.audit.kept))
+        seen.append(plane.insight.audit.num_written)
 
     async def receive() -> dict[str, object]:
         return {"type": "http.request", "body": b"", "more_body": False}

@@ -8,10 +8,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from appliance.telemetry.export import wire_values
 from appliance.telemetry.export.span_encoder import KINDS, SpanEncoder
+from appliance.telemetry.message_spans import step_span
 from appliance.telemetry.span_data import SpanData
-from engine.wire.header import TraceContext
+from engine.wire.header import TraceContext, new_context
 from engine.wire.hops import HopLink
 from tests.appliance.telemetry.export.sdk_spans import SCOPE, resource_of, sdk_request
+from tests.appliance.telemetry.workload import step_record
 
 OFFSET_NS = 1_700_000_000_000_000_000
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
@@ -102,6 +104,15 @@ def attribute_of(value) -> object:
 def test_what_protobuf_cannot_hold_is_still_told():
     assert attribute_of(1 << 63) == "9223372036854775808"
     assert attribute_of("half a pair: \ud800") == "half a pair: ?"
+
+
+def test_links_that_were_cut_are_counted_as_back_ends_expect():
+    link = HopLink("r", TraceContext("ab" * 16, "cd" * 8, 0))
+    step = step_span(step_record(new_context(), 1, 1000), [link] * 130)
+    request = decoded(encoder().encode([step]))
+    (sent,) = request.resource_spans[0].scope_spans[0].spans
+
+    assert (len(sent.links), sent.dropped_links_count) == (128, 2)
 
 
 def test_true_and_one_are_not_confused():
