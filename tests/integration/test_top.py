@@ -105,6 +105,8 @@ def _why_and_when(terminal: Terminal) -> None:
     wait_until(lambda: "[audit]" in terminal.screen(), 10)
     terminal.keys("2")
     wait_until(lambda: "last steps" in terminal.screen() and "done" in terminal.screen(), 10)
+    wait_until(lambda: "step time" in terminal.screen() and "forward" in terminal.screen(), 10)
+    assert "in all" in terminal.screen(), "how long the start took, by its phases"
     terminal.keys("y")
     wait_until(lambda: "slowest per minute" in terminal.screen(), 10)
     terminal.keys("1")

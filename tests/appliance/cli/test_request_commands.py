@@ -1,7 +1,13 @@
 """`requests`, `abort`, `trace`."""
 
+import httpx
+import pytest
+
+from appliance.cli.admin_client import AdminClient
+from appliance.cli.exits import CliError
+from appliance.supervisor.admin.schemas import Operation, ProfileRow, Trace
 from tests.appliance.cli.conftest import Appliance, Run
-from tests.appliance.supervisor.admin.in_memory import HEX, REQUEST_ID
+from tests.appliance.supervisor.admin.in_memory import HEX, REQUEST_ID, trace
 
 
 def test_requests_are_listed_and_filtered(run: Run, appliance: Appliance):
@@ -62,3 +68,33 @@ def test_a_state_that_does_not_exist_is_a_usage_error_that_names_those_that_do(
 
 def test_the_trace_of_a_running_request_says_that_it_runs(run: Run, appliance: Appliance):
     assert "it is running" in run("trace", REQUEST_ID).err
+
+
+def test_what_an_old_trace_lacks_is_not_waited_for(run: Run, appliance: Appliance):
+    asked: list[str] = []
+    found = trace()
+    old = found.request.model_copy(update={"ended_at": found.request.received_at})
+
+    async def answer(request_id: str, *, content: bool = False) -> Trace:
+        asked.append(request_id)
+        return found.model_copy(update={"request": old, "complete": False})
+
+    appliance.hub.trace = answer
+    assert "or were lost" in run("trace", REQUEST_ID).err
+    assert asked == [REQUEST_ID]
+
+
+def test_a_profile_of_no_engine_hints_at_the_engines():
+    def answer(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(404, json={"title": "no", "status": 404, "code": "not_found"})
+
+    admin = AdminClient(
+        httpx.Client(base_url="http://x", transport=httpx.MockTransport(answer)), "x"
+    )
+
+    with pytest.raises(CliError) as new:
+        admin.call("POST", "/profiles", Operation, json={"engine": "e9"})
+    assert new.value.hint == "`quarterdeck ps` lists the engines."
+    with pytest.raises(CliError) as old:
+        admin.call("GET", "/profiles/prof-9", ProfileRow)
+    assert "profile list" in (old.value.hint or "")

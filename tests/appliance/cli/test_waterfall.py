@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from appliance.cli.waterfall import draw, duration
-from appliance.supervisor.admin.schemas import Span, Trace
+from appliance.cli.waterfall import draw, duration, told
+from appliance.supervisor.admin.schemas import Cause, Evidence, Span, Trace
 from tests.appliance.supervisor.admin.in_memory import request_row
 
 MS = 1_000_000
@@ -105,3 +105,29 @@ def test_colour_is_only_there_when_wanted():
 def test_durations_have_the_unit_that_suits_them():
     lengths = (0, 87_000, 4_240_000, 412_000_000, 3_100_000_000)
     assert [duration(ns) for ns in lengths] == ["0 µs", "87 µs", "4.2 ms", "412 ms", "3.10 s"]
+
+
+def test_evidence_has_its_value_and_what_is_usual_once():
+    cause = Cause(
+        kind="asleep_engine",
+        text="waited 1.8 s for its engine to wake",
+        cost_ms=1800.0,
+        share=1.0,
+        confidence="sure",
+        evidence=[
+            Evidence(text="waited 1.8 s for its engine to wake", value=1836.0, unit="ms"),
+            Evidence(text="prompt tokens of others", value=1536, unit="tokens", cohort_median=3),
+            Evidence(text="time in the queue", value=2100.0, unit="ms", cohort_median=190.0),
+            Evidence(text="8 requests waited at once", value=8, unit="requests"),
+        ],
+    )
+
+    assert list(told(cause)) == [
+        "prompt tokens of others: 1,536 (usually 3)",
+        "time in the queue: 2.10 s (usually 190 ms)",
+        "8 requests waited at once",
+    ]
+
+
+def test_the_mark_of_the_critical_path_is_explained():
+    assert any("• on the critical path" in line for line in draw(a_trace(), 100))

@@ -312,6 +312,15 @@ def test_an_engine_that_died_in_the_middle_is_the_failure():
     assert kinds(explanation)[0] == "engine_died"
 
 
+def test_an_answer_that_broke_off_is_not_said_to_have_failed_with_200():
+    changes = {"outcome": Outcome.FAILED, "status": 200, "error_code": "engine_restarted"}
+
+    explanation = explain(evidence(Story(record=changes), CALM))
+
+    assert explanation.verdict.startswith("Its answer broke off (engine_restarted) after ")
+    assert "postmortem" in (explanation.causes[0].advice or "")
+
+
 def test_a_refusal_says_what_it_was():
     changes = {
         "outcome": Outcome.REJECTED,

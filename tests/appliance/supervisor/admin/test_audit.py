@@ -30,6 +30,17 @@ async def test_a_verb_is_entered_with_its_operation(plane: Plane, admin: httpx.A
     assert entry.source == "127.0.0.1"
 
 
+async def test_the_routes_that_look_like_vllms_name_their_operations_too(
+    plane: Plane, admin: httpx.AsyncClient
+):
+    answer = await admin.post("/sleep")
+
+    (entry,) = plane.insight.audit.kept
+    assert entry.status == 200
+    assert entry.operation
+    assert entry.operation == answer.headers["x-operation-id"]
+
+
 async def test_reading_is_counted_and_not_entered(plane: Plane, admin: httpx.AsyncClient):
     await admin.get("/admin/v1/engines")
     await admin.get("/admin/v1/engines/none")
