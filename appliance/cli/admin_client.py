@@ -28,6 +28,7 @@ from appliance.supervisor.admin.schemas import (
     Operation,
     Problem,
     RequestRow,
+    Span,
     SystemInfo,
     TelemetrySettings,
     Trace,
@@ -158,6 +159,10 @@ class AdminClient:
         """What happened around a point in time."""
         params = {"at": at.astimezone().isoformat(), "window_s": window_s}
         return self._call("GET", "/moment", Moment, params=params)
+
+    def spans(self, name: str) -> list[Span]:
+        """A trace of the appliance itself. Raises `NoSuchThingError`."""
+        return self.call("GET", f"/spans/{segment(name)}", Collection[Span]).items
 
     def traces(self, query: Mapping[str, Any]) -> list[TraceRow]:
         """Stored traces that fit the parameters of `GET /traces`."""

@@ -1,6 +1,7 @@
 """`trace` and `traces`: where a request's time went, and which requests were kept."""
 
 import json
+import re
 import shutil
 import sys
 import time
@@ -24,7 +25,7 @@ from appliance.cli.target import Format, KeyFile, StateDir, Url, connect
 
 if TYPE_CHECKING:
     from appliance.cli.admin_client import AdminClient
-    from appliance.supervisor.admin.schemas import Explanation, Trace, TraceRow
+    from appliance.supervisor.admin.schemas import Explanation, Span, Trace, TraceRow
 
 _SETTLE_S = 2.0
 """Records of a request that just ended take a moment to arrive."""
@@ -32,8 +33,14 @@ _FRESH = timedelta(seconds=10)
 _POLL_S = 0.1
 _LEAST_COLUMNS = 60
 
+_OWN = re.compile(r"e\d+|op-[0-9a-f]+|[0-9a-f]{32}")
+"""Names of the appliance's own traces: of engines, operations, and by id."""
+
 RequestId = Annotated[
-    str, typer.Argument(help="As in the x-request-id header or the id of the answer.")
+    str,
+    typer.Argument(
+        help="As in the x-request-id header or the id of the answer; or e0, op-..., a trace id."
+    ),
 ]
 _File = Path | None
 
@@ -48,8 +55,14 @@ def trace(  # noqa: PLR0913 (options of a command)
     key_file: KeyFile = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """Draw where a request's time went; `-o json` prints its spans."""
+    """Draw where a request's time went; `-o json` prints its spans.
+
+    An engine's id shows its last start, an operation's id what it did.
+    """
     with connect(state_dir, url, key_file) as admin:
+        if _OWN.fullmatch(request_id):
+            _show_own(admin.spans(request_id), output)
+            return
         found = settled_trace(admin, request_id)
         wants_reasons = html is not None or output is not Output.JSON
         why = _explanation(admin, found) if wants_reasons else None
@@ -144,11 +157,25 @@ def _explanation(admin: "AdminClient", found: "Trace") -> "Explanation | None":
         return None
 
 
+def _show_own(spans: "list[Span]", output: Output) -> None:
+    """Print a trace of the appliance itself."""
+    from appliance.cli.waterfall import draw_spans
+
+    if output is Output.JSON:
+        print_json([span.model_dump(mode="json") for span in spans])
+        return
+    for line in draw_spans(spans, _columns(), colour=has_colour(sys.stdout)):
+        print(line)
+
+
+def _columns() -> int:
+    return max(shutil.get_terminal_size((80, 24)).columns, _LEAST_COLUMNS)
+
+
 def _draw(found: "Trace", why: "Explanation | None") -> None:
     from appliance.cli.waterfall import draw
 
-    columns = max(shutil.get_terminal_size((80, 24)).columns, _LEAST_COLUMNS)
-    for line in draw(found, columns, why, colour=has_colour(sys.stdout)):
+    for line in draw(found, _columns(), why, colour=has_colour(sys.stdout)):
         print(line)
 
 

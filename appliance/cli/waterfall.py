@@ -71,14 +71,22 @@ def draw(
     lines = [printable(trace.headline), printable(_about(trace))]
     if not trace.spans:
         return [*lines, "no spans"]
-    root = trace.spans[0]
+    lines += draw_spans(trace.spans, columns, colour=colour)
+    return lines if why is None else [*lines, "", *reasons(why)]
+
+
+def draw_spans(spans: Sequence[Span], columns: int, *, colour: bool = False) -> list[str]:
+    """Return an axis and a line for each row of one tree, the root first."""
+    root = spans[0]
     name_columns = int(columns * _NAME_SHARE)
     bar_columns = columns - name_columns - _PROCESS_COLUMNS - _TIME_COLUMNS - 4
     axis = _Axis(root.start_ns, root.end_ns, bar_columns)
-    critical = {part.span.span_id for part in critical_path(trace.spans)}
-    lines.append(_axis_line(axis, name_columns + _PROCESS_COLUMNS + 1))
-    lines += [_line(row, axis, name_columns, colour=colour) for row in _rows(trace.spans, critical)]
-    return lines if why is None else [*lines, "", *reasons(why)]
+    critical = {part.span.span_id for part in critical_path(spans)}
+    rows = _rows(spans, critical)
+    return [
+        _axis_line(axis, name_columns + _PROCESS_COLUMNS + 1),
+        *(_line(row, axis, name_columns, colour=colour) for row in rows),
+    ]
 
 
 def reasons(why: Explanation) -> list[str]:

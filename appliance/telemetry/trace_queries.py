@@ -1,5 +1,6 @@
 """Reads the trace store's file: one request, lists, what an explanation needs. Synchronous."""
 
+import re
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,11 @@ CHUNK_NS: Final = 60 * 10**9
 """No chunk reaches further back: a hop waits at most half of this for its other half."""
 HUB: Final = "supervisor"
 _MEMBER_AT: Final = len(StoredRequest._fields) - 1
+
+START: Final = "engine.start"
+MAX_STARTS: Final = 1000
+"""Starts of engines that are looked through for the last one of one of them."""
+_TRACE_ID: Final = re.compile("[0-9a-f]{32}")
 
 _chunk = msgspec.msgpack.Decoder(StepChunk).decode
 _hop = msgspec.msgpack.Decoder(Hop).decode
@@ -152,6 +158,20 @@ def read_spans(connection: sqlite3.Connection, trace: bytes | None = None) -> It
     where, values = ("", ()) if trace is None else ("WHERE trace = ?", (trace,))
     for (blob,) in connection.execute(f"SELECT span FROM spans {where} ORDER BY id", values):  # noqa: S608 - constants
         yield _span(blob)
+
+
+def read_own_trace(connection: sqlite3.Connection, name: str) -> list[SpanData]:
+    """Return a trace of the appliance itself: by its id, or the last start of the engine `name`."""
+    trace = bytes.fromhex(name) if _TRACE_ID.fullmatch(name) else _last_start(connection, name)
+    return [] if trace is None else list(read_spans(connection, trace))
+
+
+def _last_start(connection: sqlite3.Connection, engine_id: str) -> bytes | None:
+    rows = connection.execute(
+        "SELECT trace, span FROM spans WHERE name = ? ORDER BY id DESC LIMIT ?",
+        (START, MAX_STARTS),
+    )
+    return next((trace for trace, blob in rows if _span(blob).process == engine_id), None)
 
 
 def read_request(

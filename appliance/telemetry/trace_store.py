@@ -25,6 +25,7 @@ from appliance.telemetry.trace_facts import Facts, Loss, StoredRequest, StoredTr
 from appliance.telemetry.trace_queries import (
     Span,
     read_events,
+    read_own_trace,
     read_rows,
     read_trace,
 )
@@ -141,6 +142,10 @@ class TraceStore:
     async def request(self, key: str) -> StoredTrace | None:
         """Return everything about a request, after all that was added before."""
         return await self._ask(lambda db: read_trace(db.connection, key))
+
+    async def own_trace(self, name: str) -> list[SpanData]:
+        """Return a trace of the appliance itself; see `trace_queries.read_own_trace`."""
+        return await self._ask(lambda db: read_own_trace(db.connection, name))
 
     async def requests(self, query: TraceQuery) -> list[StoredRequest]:
         """Return requests that fit."""

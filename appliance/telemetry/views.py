@@ -16,6 +16,7 @@ from appliance.supervisor.admin.schemas import (
     RequestRow,
     SloRow,
     Snapshot,
+    Span,
     Stats,
     Trace,
     TraceRow,
@@ -32,7 +33,7 @@ from appliance.telemetry.parts import HubConfig, Parts
 from appliance.telemetry.recent import WINDOW_NS
 from appliance.telemetry.request_ids import request_key
 from appliance.telemetry.trace_facts import StoredRequest, StoredTrace
-from appliance.telemetry.trace_view import trace_view
+from appliance.telemetry.trace_view import shown_span, trace_view
 from engine.clock import now_ns
 
 SNAPSHOT_REQUESTS = 200
@@ -93,6 +94,22 @@ class Views:
         stored, all_joined = await self._settled(request_id)
         build = partial(trace_view, stored, all_joined=all_joined, content=content)
         return await asyncio.to_thread(build)
+
+    async def spans(self, name: str) -> list[Span]:
+        """A trace of the appliance itself, parents first.
+
+        Args:
+            name: Id of an operation, of an engine (its last start) or of the trace.
+
+        Raises:
+            NotFoundError: there is none, or the store does not reach back so far.
+        """
+        operation = self.operations.get(name)
+        found = await self.parts.store.own_trace(name if operation is None else operation.trace_id)
+        if not found:
+            raise NotFoundError(f"no trace of {name}: of an operation it comes with its end")
+        shown = [shown_span(span, self.parts.clock) for span in found]
+        return sorted(shown, key=lambda span: (span.start_ns, span.parent_id is not None))
 
     async def explanation(self, request_id: str) -> Explanation:
         """Why an ended request took as long as it did; one that has just ended is waited for.

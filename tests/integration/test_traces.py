@@ -254,3 +254,28 @@ def test_switching_the_export_in_the_middle_of_streams_leaves_no_span_without_it
         wait_until(lambda: not orphans(), 10, "the last steps' own spans")
     except AssertionError:
         assert orphans() == []
+
+
+def test_starts_and_operations_are_traces_that_one_command_draws(appliance: ApplianceProcess):
+    def spans_of(name: str) -> list[dict[str, Any]]:
+        printed = appliance.cli("trace", name, "-o", "json")
+        return json.loads(printed.stdout) if printed.returncode == 0 else []
+
+    start = wait_until(lambda: spans_of("e0"), 10, "the start of e0")
+    root = assert_tree(start)
+    assert root["name"] == "engine.start"
+    children = [span for span in start if span["parent_id"] == root["span_id"]]
+    assert [span["name"] for span in children] == [
+        f"start {phase}"
+        for phase in ("spawn", "import", "weights", "kv_cache", "kernels", "warm_up")
+    ]
+    for left, right in itertools.pairwise(children):
+        assert left["end_ns"] <= right["start_ns"]
+
+    answer = appliance.admin("/admin/v1/engines/e0/reset-prefix-cache?wait=20", "POST").json()
+    operation = wait_until(lambda: spans_of(answer["id"]), 10, "the operation's trace")
+    assert assert_tree(operation)["name"] == "operation reset-prefix-cache"
+    assert {"send UtilityCall", "process UtilityReply"} <= {span["name"] for span in operation}
+    assert spans_of(answer["trace_id"]) == operation
+    assert "ResetPrefixCache" in appliance.cli("trace", answer["id"]).stdout
+    assert appliance.cli("trace", "op-0").returncode == 1

@@ -45,6 +45,7 @@ ROUTES: Final[dict[tuple[str, str], Scope | None]] = {
     ("GET", f"{API}/traces/{{request_id}}/explanation"): "viewer",
     ("GET", f"{API}/traces/{{request_id}}/otlp"): "viewer",
     ("GET", f"{API}/traces/{{request_id}}/chrome"): "viewer",
+    ("GET", f"{API}/spans/{{name}}"): "viewer",
     ("GET", f"{API}/moment"): "viewer",
     ("GET", f"{API}/slos"): "viewer",
     ("GET", f"{API}/telemetry"): "viewer",

@@ -29,6 +29,7 @@ from appliance.supervisor.admin.schemas import (
     SleepBody,
     SloRow,
     Snapshot,
+    Span,
     StackDump,
     StartProfileBody,
     Stats,
@@ -175,6 +176,13 @@ class TelemetryView(Protocol):
 
     async def traces(self, query: TraceQuery) -> list[TraceRow]:
         """Stored traces that fit."""
+        ...
+
+    async def spans(self, name: str) -> list[Span]:
+        """A trace of the appliance itself: of an operation, of an engine's last start, by its id.
+
+        Raises NotFoundError.
+        """
         ...
 
     async def explanation(self, request_id: str) -> Explanation:

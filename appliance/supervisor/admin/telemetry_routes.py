@@ -20,6 +20,7 @@ from appliance.supervisor.admin.schemas import (
     RequestRow,
     RequestState,
     SloRow,
+    Span,
     Stats,
     TelemetrySettings,
     Trace,
@@ -40,7 +41,7 @@ LastEventId = Annotated[str | None, Header(alias="last-event-id")]
 
 
 def request_routes(telemetry: TelemetryView) -> APIRouter:
-    """Return `/requests`, `/traces` and `/moment`."""
+    """Return `/requests`, `/traces`, `/spans` and `/moment`."""
     router = APIRouter(prefix=API, tags=["requests"])
 
     @router.get("/requests")
@@ -91,6 +92,11 @@ def request_routes(telemetry: TelemetryView) -> APIRouter:
 
 
 def _add_traces(router: APIRouter, telemetry: TelemetryView) -> None:
+    @router.get("/spans/{name}")
+    async def spans(name: str) -> Collection[Span]:
+        """A trace of the appliance itself: an operation's, an engine's last start, or by its id."""
+        return Collection(items=await telemetry.spans(name))
+
     @router.get("/traces")
     async def traces(  # noqa: PLR0913 - one for each filter
         *,

@@ -9,6 +9,7 @@ from appliance.supervisor.admin.schemas import (
     JournalEvent,
     Moment,
     SloRow,
+    Span,
     StageDrops,
     TelemetrySettings,
     TraceRow,
@@ -88,6 +89,12 @@ class InMemoryTelemetry:
 
     def slos(self) -> list[SloRow]:
         return self.slo_rows
+
+    async def spans(self, name: str) -> list[Span]:
+        if name != "op-1":
+            raise NotFoundError(f"no trace of {name}")
+        span = {"kind": "internal", "process": "supervisor", "start_ns": 1, "end_ns": 9}
+        return [Span(name="operation sleep", span_id="1" * 16, parent_id=None, **span)]
 
     async def explanation(self, request_id: str) -> Explanation:
         if not request_id.startswith("req-"):
