@@ -131,9 +131,13 @@ def promises(settings: SloSettings) -> tuple[Promise, ...]:
 def state_of(
     rates: Mapping[Window, float | None],
     counts: Mapping[Window, Counts],
+    month: Counts,
     budget_left: float | None,
 ) -> State:
-    """Return how a promise stands. A page outranks a broken promise: something happens now."""
+    """Return how a promise stands. A page outranks a broken promise: something happens now.
+
+    A budget that a few bad requests among few have used up says nothing yet: `unknown`.
+    """
     if budget_left is None:
         return "unknown"
 
@@ -146,7 +150,7 @@ def state_of(
     if burns(PAGES):
         return "paging"
     if budget_left < 0:
-        return "broken"
+        return "broken" if month.bad >= MIN_BAD else "unknown"
     return "burning" if burns(TICKETS) else "ok"
 
 
@@ -243,7 +247,7 @@ class SloBook:
             ratio=None if ratio is None else 1 - ratio,
             budget_left=left,
             burn=[BurnRate(window=window, rate=rate) for window, rate in rates.items()],
-            state=state_of(rates, windows, left),
+            state=state_of(rates, windows, month, left),
         )
 
     def _budget_left(self, promise: Promise) -> float | None:

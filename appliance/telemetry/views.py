@@ -167,11 +167,14 @@ class Views:
         )
 
     async def events(self, query: EventQuery) -> list[JournalEvent]:
-        """The journal, newest first; what the file cannot tell, memory does."""
+        """The journal, newest first; what the file could not take or cannot tell, memory does."""
+        kept = {event.id: event for event in self.parts.journal.find(query)}
         try:
-            return await self.parts.store.events(query)
+            stored = await self.parts.store.events(query)
         except sqlite3.Error:
-            return self.parts.journal.find(query)
+            stored = []
+        found = kept | {event.id: event for event in stored}
+        return [found[number] for number in sorted(found, reverse=True)[: query.limit]]
 
     def slos(self) -> list[SloRow]:
         """The promises and how they are kept."""

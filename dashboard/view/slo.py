@@ -25,7 +25,7 @@ from dashboard.view.text import NOTHING, count, meter, milliseconds
 
 LOOKS: Final = {
     "ok": ("✓", "ok", GOOD),
-    "unknown": ("·", "no data", DIM),
+    "unknown": ("·", "too few", DIM),
     "burning": ("▲", "burning", WARN),
     "paging": ("✗", "PAGING", BAD),
     "broken": ("✗", "BROKEN", BAD),

@@ -405,6 +405,24 @@ def test_a_revoked_key_is_useless_at_once(tiny_appliance: ApplianceProcess):
     )
 
 
+def test_a_revoked_key_reads_no_stream_on(tiny_appliance: ApplianceProcess):
+    made = tiny_appliance.admin(
+        "/admin/v1/keys", "POST", json={"name": "watcher", "scope": "viewer"}
+    ).json()
+    headers = {"Authorization": f"Bearer {made['secret']}"}
+    url = f"{tiny_appliance.admin_url}/admin/v1/events/stream"
+    with httpx.stream("GET", url, headers=headers, timeout=10) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith("id: ")
+
+        assert tiny_appliance.cli("keys", "revoke", made["id"]).returncode == 0
+
+        for _ in lines:  # ends by itself, and in order
+            continue
+
+    assert httpx.get(url, headers=headers).status_code == 401
+
+
 def test_limits_answer_at_once_with_an_honest_retry_after(root: Path):
     config = root / "q.toml"
     config.write_text("max_queued = 2\nmax_num_seqs = 1\nrequests_per_minute = 12.0\n")

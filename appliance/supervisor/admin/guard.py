@@ -6,7 +6,7 @@ application trusts keys, the one for the unix socket trusts whoever may open the
 
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -23,6 +23,7 @@ from appliance.supervisor.admin.origin import (
 )
 from appliance.supervisor.admin.ports import Insight, KeyStore
 from appliance.supervisor.admin.problems import ProblemError, problem, send_problem
+from appliance.supervisor.admin.while_allowed import WhileAllowed
 from engine.log_lines import about
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class Guard:
         body = note.body = await read_body(scope, receive)
         state = {**scope.get("state", {}), "caller": caller, "request_id": note.request_id}
         inner_scope = {**scope, "root_path": "", "state": state}
+        if self._keys is not None and found.scope is not None:
+            send = WhileAllowed(send, _permission(self._keys, scope, found.scope))
         await self._inner(inner_scope, replay(body, receive), send)
 
     def _is_preflight(self, scope: Scope) -> bool:
@@ -138,6 +141,16 @@ def _caller(keys: KeyStore, scope: Scope) -> Caller | None:
         return None
     key = keys.verify(secret)
     return None if key is None else Caller(actor=key.id, scope=key.scope, key=key)
+
+
+def _permission(keys: KeyStore, scope: Scope, needed: schemas.Scope) -> Callable[[], bool]:
+    """Return the question whether the caller still may: keys are revoked, and expire."""
+
+    def is_allowed() -> bool:
+        caller = _caller(keys, scope)
+        return caller is not None and may(caller, needed)
+
+    return is_allowed
 
 
 def _authorize(caller: Caller | None, needed: schemas.Scope) -> None:

@@ -196,6 +196,26 @@ async def test_a_full_trace_store_is_said_once_and_counted(tmp_path: Path):
     await hub.close()
 
 
+async def test_an_event_that_the_file_could_not_take_is_told_from_memory(tmp_path: Path):
+    path = tmp_path / "traces.sqlite3"
+    hub = Hub(HubConfig(trace_db_path=path))
+    hub.journal("first", "info", "e0", "in the file")
+    await hub.events(EventQuery())
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    hub.journal("second", "error", "e0", "while the file was locked")
+    hub.parts.store.flush()
+    await hub.events(EventQuery())
+    holder.execute("ROLLBACK")
+    holder.close()
+
+    hub.journal("third", "info", "e0", "in the file again")
+
+    assert [event.kind for event in await hub.events(EventQuery())] == ["third", "second", "first"]
+    assert [event.kind for event in await hub.events(EventQuery(limit=2))] == ["third", "second"]
+    await hub.close()
+
+
 async def test_recorded_texts_are_shown_only_to_who_may_see_them(hub: Hub):
     request = record(now_ns(), input_content='[{"role":"user"}]', output_content="[]")
     play_request(hub, Wire(), request)

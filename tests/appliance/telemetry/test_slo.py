@@ -62,6 +62,19 @@ def test_nothing_judged_is_unknown_and_burns_nothing():
     assert (names.SLO_THRESHOLD.name, ("availability",)) not in levels
 
 
+def test_one_bad_request_of_a_few_breaks_no_promise_yet():
+    traffic = Traffic()
+    traffic.play(1, good=43, bad=1)
+    row = traffic.row()
+    assert row.budget_left is not None
+    assert row.budget_left < 0
+    assert row.state == "unknown"
+
+    traffic.play(1, bad=4)
+
+    assert traffic.row().state in ("broken", "paging")
+
+
 def test_a_burn_rate_of_one_uses_the_budget_up_in_its_window():
     traffic = Traffic()
     traffic.play(10, good=99, bad=1)
