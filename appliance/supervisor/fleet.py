@@ -304,13 +304,14 @@ class Fleet:
         self.link.forget(name)
         with self._telemetry:
             self._hub.gateway_died(name, epoch)
+        if self.is_draining:  # the engines end too
+            return
         for engine_id in self.engines:
             try:
                 self.client.abort_client(engine_id, name, epoch + 1, new_context())
             except EngineClientError as error:
                 logger.debug("no requests of %s to abort: %s", name, error)
-        if not self.is_draining:
-            self.journal("gateway.died", "warning", name, f"died (epoch {epoch}): {reason}")
+        self.journal("gateway.died", "warning", name, f"died (epoch {epoch}): {reason}")
 
     def _gateway_changed(self, gateway: ManagedGateway) -> None:
         self.journal(f"gateway.{gateway.state}", "info", gateway.name, gateway_text(gateway))

@@ -152,7 +152,7 @@ def test_a_marked_message_is_found_in_its_fold():
         ("burning", "SLO ▲ burning"),
         ("paging", "SLO ✗ PAGING"),
         ("broken", "SLO ✗ BROKEN"),
-        ("unknown", "SLO · no data"),
+        ("unknown", "SLO · too few"),
     ],
 )
 def test_the_top_line_names_the_worst_promise_in_words(state, words):

@@ -14,7 +14,7 @@ import torch
 from engine.text.tokenizer import Tokenizer
 from tests.engine.models.real_models import transformers_model
 from tests.integration.appliance_process import ApplianceProcess
-from tests.integration.test_accounts import assert_sums_close
+from tests.integration.scrapes import assert_sums_close, read
 
 pytestmark = pytest.mark.process
 
@@ -114,7 +114,7 @@ def test_an_answer_is_the_same_alone_in_a_crowd_and_streamed(
         again = pool.map(lambda job: ask(tiny_appliance, requests[job[0]], stream=job[1]), jobs)
         for (index, stream), answer in zip(jobs, again, strict=True):
             assert answer == alone[index], (stream, requests[index])
-    assert_sums_close(tiny_appliance.metrics())
+    assert_sums_close(read(tiny_appliance.metrics()))
 
 
 # ------------------------------------------------------------ refusals

@@ -83,7 +83,12 @@ def test_recording_stops_and_goes_on_and_the_journal_survives_a_restart(
 
 
 def has_fresh_trace(appliance: ApplianceProcess) -> bool:
-    """Whether a request that is sent now is recorded."""
+    """Whether a request that is sent now is recorded; what runs is shown in either case."""
     request_id = ask(appliance, "fresh")
-    answer = appliance.admin(f"/admin/v1/traces/{request_id}")
-    return answer.status_code == 200
+
+    def settled() -> Any:
+        answer = appliance.admin(f"/admin/v1/traces/{request_id}")
+        runs = answer.status_code == 200 and answer.json()["request"]["ended_at"] is None
+        return None if runs else answer
+
+    return wait_until(settled, 10, "it has ended").status_code == 200
