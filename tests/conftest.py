@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import logging
 import os
 import shutil
 import tempfile
@@ -11,6 +12,16 @@ import pytest
 from tests.tiny_model import make_tiny_model
 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as engine/__main__ does, before torch
+
+
+@pytest.fixture(autouse=True)
+def logging_is_as_before() -> Iterator[None]:
+    """A test that configures the logging of its process does not change what others print."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture
