@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import psutil
 
 QUARTERDECK = [str(Path(sys.executable).parent / "quarterdeck")]
@@ -57,6 +58,7 @@ class ApplianceProcess:
         self.process: subprocess.Popen[str] | None = None
         self.instance: dict[str, Any] = {}
         self.http = httpx.Client(timeout=70, verify=False)  # noqa: S501 - loads no certificates
+        self._sdk: openai.OpenAI | None = None
 
     def start(self, *, ready: bool = True, timeout_s: float = 60.0) -> "ApplianceProcess":
         """Start it and wait until it serves."""
@@ -121,6 +123,15 @@ class ApplianceProcess:
     @property
     def admin_headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.admin_key}"}
+
+    @property
+    def sdk(self) -> openai.OpenAI:
+        """OpenAI's client with the inference key, closed with the appliance."""
+        if self._sdk is None:
+            self._sdk = openai.OpenAI(
+                base_url=f"{self.url}/v1", api_key=self.api_key, max_retries=0
+            )
+        return self._sdk
 
     def post(self, path: str, body: dict[str, Any], timeout_s: float = 60.0) -> httpx.Response:
         """POST to the data plane."""
@@ -195,4 +206,6 @@ class ApplianceProcess:
             raise
         self._reader.join(5)
         self.http.close()
+        if self._sdk is not None:
+            self._sdk.close()
         return code

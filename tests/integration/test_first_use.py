@@ -11,10 +11,6 @@ from tests.integration.appliance_process import ApplianceProcess
 pytestmark = pytest.mark.process
 
 
-def client(appliance: ApplianceProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{appliance.url}/v1", api_key=appliance.api_key, max_retries=0)
-
-
 def test_the_capital_of_france_is_paris(smollm2_appliance: ApplianceProcess):
     answer = smollm2_appliance.chat("What is the capital of France?").json()
 
@@ -26,7 +22,7 @@ def test_the_capital_of_france_is_paris(smollm2_appliance: ApplianceProcess):
 def test_eight_clients_at_once_get_each_their_own_complete_answer(
     smollm2_appliance: ApplianceProcess,
 ):
-    openai_client = client(smollm2_appliance)
+    openai_client = smollm2_appliance.sdk
     countries = ["France", "Italy", "Spain", "Japan", "Egypt", "Peru", "Kenya", "Norway"]
 
     def ask(country: str, *, stream: bool) -> tuple[str, str | None]:
@@ -70,11 +66,11 @@ def test_the_same_seed_gives_the_same_text_whoever_shares_the_batch(
 
 def test_models_probes_and_the_tokenizer_answer(smollm2_appliance: ApplianceProcess):
     appliance = smollm2_appliance
-    models = client(appliance).models.list().data
+    models = appliance.sdk.models.list().data
     assert [model.id for model in models] == ["smollm2"]
-    assert client(appliance).models.retrieve("smollm2").id == "smollm2"
+    assert appliance.sdk.models.retrieve("smollm2").id == "smollm2"
     with pytest.raises(openai.NotFoundError):
-        client(appliance).models.retrieve("gpt-4")
+        appliance.sdk.models.retrieve("gpt-4")
 
     for path in ("/livez", "/readyz", "/startupz", "/health"):
         assert httpx.get(f"{appliance.url}{path}").status_code == 200

@@ -56,7 +56,7 @@ def states(appliance: ApplianceProcess, name: str) -> list[str]:
 def test_an_adapter_lives_from_its_load_over_a_crash_to_its_unload(
     appliance: ApplianceProcess, adapters: Path
 ):
-    sdk = openai.OpenAI(base_url=f"{appliance.url}/v1", api_key=appliance.api_key, max_retries=0)
+    sdk = appliance.sdk
     base_model = appliance.model
 
     def text(model: str) -> str:

@@ -21,10 +21,6 @@ pytestmark = pytest.mark.process
 NUM_REQUESTS = 60
 
 
-def client(appliance: ApplianceProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{appliance.url}/v1", api_key=appliance.api_key, max_retries=0)
-
-
 # ------------------------------------------------------------ answers agree
 
 
@@ -150,7 +146,7 @@ def test_a_schema_that_would_end_the_engine_is_refused_and_the_engine_lives(
     epoch = tiny_appliance.engine()["epoch"]
     named = {"name": "bomb", "schema": schema}
     with pytest.raises(openai.BadRequestError, match="too large, too deep") as refused:
-        client(tiny_appliance).chat.completions.create(
+        tiny_appliance.sdk.chat.completions.create(
             model=tiny_appliance.model,
             messages=[{"role": "user", "content": "hi"}],
             response_format={"type": "json_schema", "json_schema": named},  # type: ignore[typeddict-item]
@@ -164,7 +160,7 @@ def test_a_schema_that_would_end_the_engine_is_refused_and_the_engine_lives(
 
 
 def test_cached_tokens_are_told_and_a_salt_keeps_them_apart(tiny_appliance: ApplianceProcess):
-    completions = client(tiny_appliance).completions
+    completions = tiny_appliance.sdk.completions
 
     def cached(**extra: str) -> int | None:
         answer = completions.create(
@@ -215,7 +211,7 @@ def test_the_likelihood_of_a_continuation_is_that_of_transformers(
     tokenizer, oracle = Tokenizer.load(smollm2_path), transformers_model(smollm2_path)
     contexts = [tokenizer.encode(context) for context, _ in PAIRS]
     prompts = [c + tokenizer.encode(p[1]) for c, p in zip(contexts, PAIRS, strict=True)]
-    answer = client(exact_smollm2).completions.create(
+    answer = exact_smollm2.sdk.completions.create(
         model="smollm2", prompt=prompts, echo=True, logprobs=1, max_tokens=max_tokens, temperature=0
     )
     assert answer.usage is not None

@@ -25,10 +25,6 @@ CITY = {
 MESSAGES = [{"role": "user", "content": "Tell me about Paris, as JSON."}]
 
 
-def client(appliance: ApplianceProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{appliance.url}/v1", api_key=appliance.api_key, max_retries=0)
-
-
 def json_schema(schema: Any, *, strict: bool = True) -> dict[str, Any]:
     named = {"name": "answer", "schema": schema, "strict": strict}
     return {"type": "json_schema", "json_schema": named}
@@ -46,7 +42,7 @@ def check_city(text: str) -> None:
 def test_an_answer_matches_its_schema_streamed_or_not(
     smollm2_appliance: ApplianceProcess, temperature: int
 ):
-    chat = client(smollm2_appliance).chat.completions
+    chat = smollm2_appliance.sdk.chat.completions
     fields: dict[str, Any] = {
         "model": "smollm2",
         "messages": MESSAGES,
@@ -68,7 +64,7 @@ def test_an_answer_matches_its_schema_streamed_or_not(
 def test_eight_clients_with_and_without_grammars_share_the_engine(
     smollm2_appliance: ApplianceProcess,
 ):
-    openai_client = client(smollm2_appliance)
+    openai_client = smollm2_appliance.sdk
 
     def ask(index: int) -> str:
         fields: dict[str, Any] = {"temperature": 1, "seed": index, "max_tokens": 16}
@@ -86,7 +82,7 @@ def test_eight_clients_with_and_without_grammars_share_the_engine(
 
 
 def test_each_of_several_choices_matches(smollm2_appliance: ApplianceProcess):
-    answer = client(smollm2_appliance).chat.completions.create(
+    answer = smollm2_appliance.sdk.chat.completions.create(
         model="smollm2",
         messages=MESSAGES,
         n=3,
@@ -99,7 +95,7 @@ def test_each_of_several_choices_matches(smollm2_appliance: ApplianceProcess):
 
 
 def test_any_json_object(smollm2_appliance: ApplianceProcess):
-    answer = client(smollm2_appliance).chat.completions.create(
+    answer = smollm2_appliance.sdk.chat.completions.create(
         model="smollm2",
         messages=MESSAGES,
         temperature=0,
@@ -124,7 +120,7 @@ def test_completions_match_what_structured_outputs_asks_for(
     smollm2_appliance: ApplianceProcess, outputs: dict[str, Any], pattern: str
 ):
     for temperature in (0, 1):
-        answer = client(smollm2_appliance).completions.create(
+        answer = smollm2_appliance.sdk.completions.create(
             model="smollm2",
             prompt="The capital of France is",
             temperature=temperature,
@@ -136,7 +132,7 @@ def test_completions_match_what_structured_outputs_asks_for(
 
 
 def test_the_most_likely_choice_is_the_right_one(smollm2_appliance: ApplianceProcess):
-    answer = client(smollm2_appliance).completions.create(
+    answer = smollm2_appliance.sdk.completions.create(
         model="smollm2",
         prompt="The capital of France is the city of ",
         temperature=0,
@@ -157,7 +153,7 @@ def test_the_most_likely_choice_is_the_right_one(smollm2_appliance: AppliancePro
 def test_a_refused_schema_is_a_400_that_names_the_fault_and_the_engine_lives(
     smollm2_appliance: ApplianceProcess, schema: Any, says: str, stream: bool
 ):
-    chat = client(smollm2_appliance).chat.completions
+    chat = smollm2_appliance.sdk.chat.completions
     fields: dict[str, Any] = {"model": "smollm2", "messages": MESSAGES, "max_tokens": 8}
     with pytest.raises(openai.BadRequestError) as refused:
         chat.create(**fields, response_format=json_schema(schema), stream=stream)
@@ -169,7 +165,7 @@ def test_a_refused_schema_is_a_400_that_names_the_fault_and_the_engine_lives(
 
 def test_best_effort_answers_and_says_what_is_not_enforced(smollm2_appliance: ApplianceProcess):
     schema = CITY | {"not": {"required": ["country"]}}
-    answer = client(smollm2_appliance).chat.completions.with_raw_response.create(
+    answer = smollm2_appliance.sdk.chat.completions.with_raw_response.create(
         model="smollm2",
         messages=MESSAGES,
         max_tokens=200,

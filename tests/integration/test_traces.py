@@ -273,9 +273,14 @@ def test_starts_and_operations_are_traces_that_one_command_draws(appliance: Appl
         assert left["end_ns"] <= right["start_ns"]
 
     answer = appliance.admin("/admin/v1/engines/e0/reset-prefix-cache?wait=20", "POST").json()
-    operation = wait_until(lambda: spans_of(answer["id"]), 10, "the operation's trace")
+
+    def whole_operation() -> list[dict[str, Any]]:
+        spans = spans_of(answer["id"])
+        messages = {"send UtilityCall", "process UtilityReply"}
+        return spans if messages <= {span["name"] for span in spans} else []
+
+    operation = wait_until(whole_operation, 10, "the operation and its call")
     assert assert_tree(operation)["name"] == "operation reset-prefix-cache"
-    assert {"send UtilityCall", "process UtilityReply"} <= {span["name"] for span in operation}
     assert spans_of(answer["trace_id"]) == operation
     assert "ResetPrefixCache" in appliance.cli("trace", answer["id"]).stdout
     assert appliance.cli("trace", "op-0").returncode == 1
