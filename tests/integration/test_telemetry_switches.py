@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,24 @@ def outputs(appliance: ApplianceProcess) -> float:
     )
 
 
+@pytest.fixture
+def start(tiny_model_path: Path, tmp_path: Path) -> Iterator[Callable[[], ApplianceProcess]]:
+    """Starts an appliance, again in the same directory; whatever happens, none stays."""
+    started: list[ApplianceProcess] = []
+
+    def begin() -> ApplianceProcess:
+        started.append(ApplianceProcess(tmp_path, str(tiny_model_path), "--dtype", "float32"))
+        return started[-1].start()
+
+    yield begin
+    for appliance in started:
+        appliance.stop()
+
+
 def test_recording_stops_and_goes_on_and_the_journal_survives_a_restart(
-    tiny_model_path: Path, tmp_path: Path
+    start: Callable[[], ApplianceProcess], tmp_path: Path
 ):
-    appliance = ApplianceProcess(tmp_path, str(tiny_model_path), "--dtype", "float32").start()
+    appliance = start()
     kept = ask(appliance, "kept")
     wait_until(lambda: kept in trace_ids(appliance), 10)
 
@@ -71,7 +86,7 @@ def test_recording_stops_and_goes_on_and_the_journal_survives_a_restart(
     assert {"start spawn", "start import", "start weights"} <= names.keys()
     assert names["send EngineOutputs"] == names["process EngineOutputs"] >= names["engine.step"] > 0
 
-    again = ApplianceProcess(tmp_path, str(tiny_model_path), "--dtype", "float32").start()
+    again = start()
     kinds = [event["kind"] for event in cli_json(again, "events", "--limit", "100")]
     assert kinds.count("engine.ready") == 2
     assert kinds.count("telemetry.changed") == 2
@@ -79,7 +94,6 @@ def test_recording_stops_and_goes_on_and_the_journal_survives_a_restart(
     assert kept in trace_ids(again, limit=100)
     trace = cli_json(again, "trace", kept)
     assert trace[0]["name"] == "POST /v1/chat/completions"
-    again.stop()
 
 
 def has_fresh_trace(appliance: ApplianceProcess) -> bool:
