@@ -39,7 +39,7 @@ profile_app = typer.Typer(
 
 Engine = Annotated[str | None, typer.Argument(help="e0, e1, ...; needless with one engine.")]
 ProfileId = Annotated[str, typer.Argument(help="As `profile list` prints it.")]
-Out = Annotated[Path, typer.Option(help="Directory for the files.")]
+Out = Annotated[Path, typer.Option(help="Directory for the files; made if need be.")]
 
 
 @profile_app.command(_START)
@@ -176,7 +176,7 @@ def one_engine(admin: "AdminClient", engine: str | None) -> str:
 def _record(admin: "AdminClient", body: dict[str, Any], out: Path, output: Output) -> None:
     from appliance.cli.diagnostics_client import DiagnosticsClient
 
-    _check_directory(out)
+    _make_directory(out)
     client = DiagnosticsClient(admin)
     begun = client.start_profile(body)
     operation = admin.finish(begun, body["duration_s"] + _MARGIN_S, _watch)
@@ -190,7 +190,7 @@ def _record(admin: "AdminClient", body: dict[str, Any], out: Path, output: Outpu
 def _download(admin: "AdminClient", row: "ProfileRow", out: Path, output: Output) -> None:
     from appliance.cli.diagnostics_client import DiagnosticsClient
 
-    _check_directory(out)
+    _make_directory(out)
     paths = [out / file.name for file in row.files]
     for path in paths:
         DiagnosticsClient(admin).download(row.id, path.name, path)
@@ -202,9 +202,11 @@ def _download(admin: "AdminClient", row: "ProfileRow", out: Path, output: Output
     say(_HINT if paths else f"{row.id} has no files")
 
 
-def _check_directory(out: Path) -> None:
-    if not out.is_dir():
-        raise CliError(f"--out {out}: no such directory", Exit.USAGE)
+def _make_directory(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CliError(f"--out {out}: {error.strerror}", Exit.USAGE) from error
 
 
 def _print_stacks(admin: "AdminClient", engine: str, output: Output) -> None:

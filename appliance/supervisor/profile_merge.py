@@ -78,12 +78,6 @@ def merge(source: Path, target: Path, events: Callable[[Axis], Iterable[Event]])
         fresh.unlink(missing_ok=True)
 
 
-def read_axis(source: Path) -> Axis:
-    """Return the time axis of a profile. Raises MergeError, OSError."""
-    with gzip.open(source, "rb") as reader:
-        return _axis(reader.read(MAX_HEAD_BYTES))[0]
-
-
 def _axis(head: bytes) -> tuple[Axis, int]:
     """Return the axis, and where the first event begins."""
     base, offset, events = _BASE.search(head), _OFFSET.search(head), _EVENTS.search(head)

@@ -56,11 +56,6 @@ _PICKS: dict[str, Pick] = {
 }
 
 
-def phase_ms(member: CohortMember, phase: str) -> float | None:
-    """Return one phase of a member."""
-    return _PICKS[phase](member)
-
-
 class Cohort:
     """The finished requests among the members, or all of them where too few finished."""
 

@@ -23,7 +23,6 @@ WAITED: dict[str, tuple[str, str]] = {
         "because other prompts took the token budget of each step",
         "Raise --max-num-batched-tokens, or spread the arrivals.",
     ),
-    "paused": ("because the engine was paused", "See `quarterdeck events` for who paused it."),
 }
 PREPARED = {
     "grammar": "Reuse the same schema: compiled ones are kept; simpler schemas compile faster.",

@@ -47,11 +47,6 @@ class LiveControl(Views):
         self.parts.own.inc(metric, labels, by)
 
     @unfailing
-    def set_level(self, metric: Metric, labels: tuple[str, ...], value: float) -> None:
-        """Set one of the supervisor's own gauges, or a count that is kept elsewhere."""
-        self.parts.own.set(metric, labels, value)
-
-    @unfailing
     def journal(self, kind: str, level: Severity, subject: str, text: str) -> None:
         """Enter an event into the journal and the event stream."""
         event = self.parts.journal.add(kind, level, subject, text)

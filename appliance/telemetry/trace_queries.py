@@ -140,12 +140,6 @@ def read_chunks(
             yield _chunk(zlib.decompress(blob))
 
 
-def read_records(connection: sqlite3.Connection) -> Iterator[RequestRecord]:
-    """Yield the records of all requests."""
-    for (blob,) in connection.execute("SELECT record FROM requests ORDER BY id"):
-        yield _record(blob)
-
-
 def read_hops(connection: sqlite3.Connection, trace: bytes | None = None) -> Iterator[Hop]:
     """Yield the messages in a request's trace; None: in all of them."""
     where, values = ("", ()) if trace is None else ("WHERE trace = ?", (trace,))

@@ -86,7 +86,7 @@ class EngineProgress(Body, frozen=True):
     """How far the start (or a wake) is. `done` and `total` are in `unit`s."""
 
     phase: str
-    """`import`, `weights`, `kv_cache`, `warm_up`."""
+    """`import`, `weights`, `kv_cache`, `kernels`, `warm_up`."""
     done: int
     total: int
     unit: str = "bytes"
@@ -205,7 +205,7 @@ class Timeline(Body, frozen=True):
     """First step after each preemption began; one less than `preempted_ns` if it never resumed."""
     waited_for: str | None = None
     """Why it could not be scheduled when it was last looked at while queued: `seats`, `kv_blocks`,
-    `budget`, `grammar`, `adapter`, `paused`; None: it never had to wait for a second step."""
+    `budget`, `grammar`, `adapter`; None: it never had to wait for a second step."""
     recomputed_tokens: int = 0
     """Computed again after preemptions."""
 
@@ -259,8 +259,8 @@ class Heartbeat(Body, frozen=True):
 
     step: int
     phase: str
-    """`import`, `weights`, `kv_cache`, `warm_up`, `idle`, `step`, `sleep`, `asleep`, `wake`,
-    `profile` (its end is computed)."""
+    """`import`, `weights`, `kv_cache`, `kernels`, `warm_up`, `idle`, `step`, `sleep`, `asleep`,
+    `wake`, `profile` (its end is computed)."""
     running: int
     waiting: int
     last_token_ns: int | None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from appliance.telemetry.every_span import every_span
+from tests.appliance.telemetry.every_span import every_span
 from tests.integration.appliance_process import ApplianceProcess, wait_until
 
 pytestmark = pytest.mark.process

@@ -1,4 +1,4 @@
-"""Bodies of the routes that explain: telemetry, SLOs, explanations, logs, audit, profiles."""
+"""Bodies of the routes that explain: spans, telemetry, SLOs, logs, audit, profiles."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -8,6 +8,22 @@ from pydantic import ConfigDict, Field
 from appliance.supervisor.admin.adapter_schemas import Schema
 
 Level = Literal["debug", "info", "warning", "error"]
+
+
+class Span(Schema):
+    """One span of a trace, as `quarterdeck trace ID -o json` prints it."""
+
+    name: str
+    kind: Literal["internal", "server", "client", "producer", "consumer"]
+    process: str
+    start_ns: int
+    end_ns: int
+    span_id: str
+    parent_id: str | None
+    attributes: dict[str, Any] = Field(default_factory=dict)
+    status: Literal["unset", "ok", "error"] = "unset"
+    linked: bool = False
+    """It stands in a step's trace and links this request; `parent_id` is where it belongs here."""
 
 
 class ExportStatus(Schema):

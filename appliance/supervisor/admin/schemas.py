@@ -34,6 +34,7 @@ from appliance.supervisor.admin.insight_schemas import ProfileFile as ProfileFil
 from appliance.supervisor.admin.insight_schemas import ProfileRow as ProfileRow
 from appliance.supervisor.admin.insight_schemas import SloName as SloName
 from appliance.supervisor.admin.insight_schemas import SloRow as SloRow
+from appliance.supervisor.admin.insight_schemas import Span as Span
 from appliance.supervisor.admin.insight_schemas import StackDump as StackDump
 from appliance.supervisor.admin.insight_schemas import StageDrops as StageDrops
 from appliance.supervisor.admin.insight_schemas import StartProfileBody as StartProfileBody
@@ -221,22 +222,6 @@ class AbortAnswer(Schema):
     id: str
     state: Literal["aborted"]
     completion_tokens: int
-
-
-class Span(Schema):
-    """One span of a trace, as `quarterdeck trace ID -o json` prints it."""
-
-    name: str
-    kind: Literal["internal", "server", "client", "producer", "consumer"]
-    process: str
-    start_ns: int
-    end_ns: int
-    span_id: str
-    parent_id: str | None
-    attributes: dict[str, Any] = Field(default_factory=dict)
-    status: Literal["unset", "ok", "error"] = "unset"
-    linked: bool = False
-    """It stands in a step's trace and links this request; `parent_id` is where it belongs here."""
 
 
 class TraceRow(Schema):

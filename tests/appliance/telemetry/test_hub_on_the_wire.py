@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from appliance.telemetry.every_span import every_span
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.records import Outcome
 from engine.client.async_mp import AsyncMPClient
@@ -17,6 +16,7 @@ from engine.wire.calls import DumpState, Ping
 from engine.wire.header import TraceContext, new_context
 from engine.wire.hops import HopRecord
 from engine.wire.messages import TRACED, AbortReason, AddRequest, EngineReady, SamplingParams
+from tests.appliance.telemetry.every_span import every_span
 from tests.appliance.telemetry.workload import choice, gateway_records, record
 from tests.fakes import FakeEngine
 

@@ -9,12 +9,12 @@ import pytest
 from appliance.supervisor.admin.ports import NotFoundError, TraceQuery
 from appliance.supervisor.admin.schemas import Operation, Trace
 from appliance.telemetry import names
-from appliance.telemetry.every_span import every_span
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.records import Outcome
 from engine.clock import now_ns
 from engine.wire.header import TraceContext, new_context, new_span_id
 from engine.wire.messages import EngineReady, StartPhase
+from tests.appliance.telemetry.every_span import every_span
 from tests.appliance.telemetry.workload import (
     MS,
     Wire,

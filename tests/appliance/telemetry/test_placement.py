@@ -6,7 +6,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from appliance.telemetry.every_span import every_span
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.message_spans import process_span_id
 from appliance.telemetry.records import RequestRecord
@@ -15,6 +14,7 @@ from appliance.telemetry.trace_assembly import HOLD_NS
 from engine.clock import now_ns
 from engine.wire.header import TraceContext
 from engine.wire.hops import HopReceived, HopSent
+from tests.appliance.telemetry.every_span import every_span
 from tests.appliance.telemetry.test_live_control import exporting
 from tests.appliance.telemetry.workload import MS, Wire, accepted, gateway_records, record
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from appliance.telemetry import names
-from appliance.telemetry.every_span import every_span
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.recoveries import Recoveries
 from appliance.telemetry.span_data import SpanData
 from appliance.telemetry.start_spans import Starts
 from engine.wire.header import new_context
 from engine.wire.messages import EngineProgress, EngineReady, StartPhase
+from tests.appliance.telemetry.every_span import every_span
 
 
 def ready(*phases: StartPhase) -> EngineReady:

@@ -5,12 +5,15 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from appliance.telemetry.hop_join import Hop
 from appliance.telemetry.message_spans import message_spans, step_span
 from appliance.telemetry.placement import adopt, place
+from appliance.telemetry.records import RequestRecord
 from appliance.telemetry.span_data import SpanData
 from appliance.telemetry.spans import request_spans
-from appliance.telemetry.trace_queries import Span, read_chunks, read_hops, read_records, read_spans
+from appliance.telemetry.trace_queries import Span, read_chunks, read_hops, read_spans
 from engine.wire.hops import HopLink
 
 EVER = Span(0, 1 << 62)
@@ -34,7 +37,8 @@ def _of_requests(connection: sqlite3.Connection) -> Iterator[SpanData]:
     dispatch_of: dict[str, str] = {}
     roots: defaultdict[str, list[str]] = defaultdict(list)
     known: set[str] = set()
-    for record in read_records(connection):
+    for (blob,) in connection.execute("SELECT record FROM requests ORDER BY id"):
+        record = msgspec.msgpack.decode(blob, type=RequestRecord)
         built = request_spans(record)
         dispatch_of |= built.dispatch_of
         roots[record.trace_id].append(record.span_id)
