@@ -29,10 +29,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "cpu"
     dtype: str | None = None
     """`bfloat16`, `float32`, `float16`; None: the checkpoint's, else what the device does well."""
+    quantization: str = "auto"
+    """`auto`, `none`, `int8`, `w4`: how the weights of linear layers are kept. `auto`: as the file
+    holds them, else in `dtype`, or in int8 when they are large."""
+    kv_cache_dtype: str = "auto"
+    """`auto`, `bfloat16`, `int8`."""
+    kernels: str = "auto"
+    """`auto`, `reference`, `cpu`, or `cpu:` with an instruction set of this build (`cpu:avx2`)."""
+    weight_cache_dir: str | None = None
+    """Where weights are kept in the layout of the kernels; None: they are packed at each start."""
+    weight_cache_bytes: int = 16 << 30
+    """Most that this directory may hold; the least recently used go."""
     max_model_len: int | None = None
     """None: the checkpoint's, capped by what the KV cache holds."""
     kv_cache_bytes: int | None = None
-    """None: 512 MiB on the CPU, half of the free memory on a GPU."""
+    """None: 256 MiB on the CPU, half of the free memory on a GPU."""
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512

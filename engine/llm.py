@@ -85,7 +85,8 @@ class LLM:
         start_timeout_s: For all engines together.
         log_dir: Keeps the engines' logs, `e0.log`, ...
         on_start_progress: Called with (engine id, `EngineProgress`) while they load.
-        options: Fields of `engine.config.EngineConfig`: `device`, `max_model_len`, `max_num_seqs`,
+        options: Fields of `engine.config.EngineConfig`: `device`, `quantization`, `kv_cache_dtype`,
+            `kernels`, `num_threads`, `weight_cache_dir`, `max_model_len`, `max_num_seqs`,
             `max_loras`, `speculative_tokens`, ...
 
     Raises:

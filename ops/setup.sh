@@ -16,19 +16,38 @@ command -v "$python" >/dev/null || refuse "no $python found: install Python 3.11
 "$python" -c 'import ensurepip, venv' 2>/dev/null ||
     refuse "$python has no venv module: install it (on Debian and Ubuntu: apt install python3-venv)."
 
-fingerprint=$(cat constraints.txt pyproject.toml ops/setup.sh | cksum)
+# The kernels are compiled again when their sources changed or a compiler came, and only then.
+compile_kernels() {
+    [ "$(cat .venv/kernels 2>/dev/null)" = "$(kernels_state)" ] && return 0
+    echo "quarterdeck: compiling the CPU kernels (this takes about a minute)" >&2
+    .venv/bin/python ops/compile_kernels.py ||
+        { rm -f "$library"; echo "quarterdeck: the slower reference kernels will run." >&2; }
+    kernels_state >.venv/kernels
+}
+library=engine/kernels/cpu/_native.so
+kernels_state() {
+    cat ops/compile_kernels.py engine/kernels/cpu/native/* | cksum
+    echo "${CXX-}" "$(command -v c++)" "$(command -v g++)" "$(command -v clang++)"
+    ls "$library" 2>/dev/null || true
+}
+
+fingerprint=$(cat constraints.txt pyproject.toml setup.py ops/setup.sh | cksum)
 stamp=.venv/installed-$what
-[ "$(cat "$stamp" 2>/dev/null)" = "$fingerprint" ] && exit 0
+if [ "$(cat "$stamp" 2>/dev/null)" = "$fingerprint" ]; then
+    compile_kernels
+    exit 0
+fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 pip="$PWD/.venv/bin/python -m pip --disable-pip-version-check --quiet"
 echo "quarterdeck: installing into .venv (torch first; this takes about a minute)" >&2
 $pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+export QUARTERDECK_BUILD_KERNELS=off # compiled below, where one can see it
 case $what in
 run) $pip install -c constraints.txt -e . ;;
 dev) $pip install -c constraints.txt -e '.[dev]' ;;
 *) refuse "usage: ops/setup.sh run|dev" ;;
 esac
 echo "$fingerprint" >"$stamp"
-[ "$what" = dev ] && echo "$fingerprint" >.venv/installed-run
-exit 0
+[ "$what" != dev ] || echo "$fingerprint" >.venv/installed-run
+compile_kernels

@@ -7,37 +7,19 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from appliance.cli.doctor_finding import Finding, Verdict
+from appliance.cli.doctor_kernels import check_kernels
 from appliance.config.paths import NotRunningError, find_instance, model_dir, state_dir
-from appliance.config.settings import DEFAULT_MODEL, Settings
+from appliance.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 
 _OLDEST_PYTHON = (3, 11)
 _LEAST_FREE_BYTES = 2 << 30
 _LEAST_FILES = 1024
 _NVIDIA = Path("/proc/driver/nvidia/version")
-
-
-class Verdict(StrEnum):
-    """How bad it is."""
-
-    OK = "ok"
-    WARNING = "warning"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one check found."""
-
-    check: str
-    verdict: Verdict
-    text: str
-    hint: str | None = None
 
 
 def run_checks(settings: Settings) -> list[Finding]:
@@ -50,6 +32,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         _system,
         _torch,
         *(partial(_device, device) for device in sorted(devices)),
+        *(partial(check_kernels, *wish) for wish in _kernel_wishes(settings)),
         _files_limit,
         lambda: _directory("state directory", state),
         lambda: _directory("model directory", models),
@@ -64,6 +47,16 @@ def run_checks(settings: Settings) -> list[Finding]:
         _port(settings.host, settings.port),
         _port(settings.admin_host, settings.admin_port),
     ]
+
+
+def _kernel_wishes(settings: Settings) -> list[tuple[str, str | None]]:
+    """Return the different settings `kernels` and `dtype` of engines on the CPU."""
+    wishes = {
+        (own.kernels or settings.kernels, own.dtype or settings.dtype)
+        for own in settings.engines or [EngineSettings.model_validate({})]
+        if (own.device or settings.device) == "cpu"
+    }
+    return sorted(wishes, key=str)
 
 
 def _python() -> Finding:

@@ -19,7 +19,8 @@ def doctor(
     output: Format = Output.TABLE,
 ) -> None:
     """Check this machine. Exit code 6 with warnings, 1 if something cannot work."""
-    from appliance.cli.doctor_checks import Verdict, run_checks
+    from appliance.cli.doctor_checks import run_checks
+    from appliance.cli.doctor_finding import Verdict
     from appliance.config.sources import load_from_process
 
     settings = load_from_process({"config": config, "state_dir": state_dir}).settings

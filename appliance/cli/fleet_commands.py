@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from appliance.cli.engine_facts import engine_facts, weights_of
 from appliance.cli.exits import CliError, Exit
 from appliance.cli.output import Output, print_json, print_table, printable, say, size, span_of
 from appliance.cli.target import Format, KeyFile, StateDir, Url, connect
@@ -31,18 +32,26 @@ class Mode(StrEnum):
 
 
 def ps(
+    engine: Annotated[
+        str | None, typer.Argument(help="e0, e1, ...: all that is known of one.")
+    ] = None,
     state_dir: StateDir = None,
     url: Url = None,
     key_file: KeyFile = None,
     output: Format = Output.TABLE,
 ) -> None:
-    """List the engines. Exit code 6 if one neither serves nor sleeps."""
+    """List the engines, or show one. Exit code 6 if one neither serves nor sleeps."""
     with connect(state_dir, url, key_file) as admin:
-        rows = admin.engines()
+        rows = [row for row in admin.engines() if engine in (None, row.id)]
+    if engine is not None and not rows:
+        raise CliError(f"there is no engine {engine}", Exit.USAGE, "`quarterdeck ps` lists them.")
     if output is Output.JSON:
-        print_json([row.model_dump(mode="json") for row in rows])
-    else:
+        shown = [row.model_dump(mode="json") for row in rows]
+        print_json(shown if engine is None else shown[0])
+    elif engine is None:
         _print_engines(rows)
+    else:
+        print_table(("FACT", "VALUE"), engine_facts(rows[0]))
     if any(row.state not in _HEALTHY for row in rows):
         raise typer.Exit(Exit.DEGRADED)
 
@@ -168,18 +177,23 @@ def _clear_progress() -> None:
 
 
 def _print_engines(rows: list["EngineRow"]) -> None:
-    header = ("ENGINE", "STATE", "MODEL", "DEVICE", "MEMORY", "RUN", "WAIT", "KV", "TOK/S", "PID")
-    print_table(header, (_cells(row) for row in rows))
+    print_table(_HEADER, (_cells(row) for row in rows))
     for row in rows:
         if row.reason:
             say(printable(f"{row.id}: {row.reason}"))
         if row.dtype_reason:
             say(printable(f"{row.id}: computes in {row.dtype}: {row.dtype_reason}"))
+        if row.kernel_backend == "reference" and row.device == "cpu" and row.kernel_reason:
+            say(printable(f"{row.id}: runs on the slower reference kernels: {row.kernel_reason}"))
         if row.heartbeat_age_s is not None and row.heartbeat_age_s > _OLD_HEARTBEAT_S:
             say(f"{row.id}: last heartbeat {span_of(row.heartbeat_age_s)} ago")
 
 
 _OLD_HEARTBEAT_S = 5.0
+_HEADER = (
+    "ENGINE", "STATE", "MODEL", "DEVICE", "WEIGHTS", "KERNELS", "MEMORY", "RUN", "WAIT", "KV",
+    "TOK/S", "PID",
+)  # fmt: skip
 
 
 def _cells(row: "EngineRow") -> list[str]:
@@ -188,6 +202,8 @@ def _cells(row: "EngineRow") -> list[str]:
         _state(row),
         row.model,
         row.device,
+        weights_of(row),
+        row.kernel_path or row.kernel_backend or "-",
         size(row.resident_bytes),
         str(row.running),
         str(row.waiting),

@@ -46,9 +46,26 @@ def generate(  # noqa: PLR0913 (options of a command)
         Text, typer.Option(help="bfloat16, float16, float32 or auto. [default: auto]")
     ] = None,
     max_model_len: Annotated[Text, typer.Option(help="Longest context, such as 4k.")] = None,
-    kv_cache_bytes: Annotated[Text, typer.Option(help="Size of the KV cache: 512MiB.")] = None,
+    kv_cache_bytes: Annotated[
+        Text, typer.Option(help="Size of the KV cache, such as 1GiB; 256MiB on a CPU by default.")
+    ] = None,
     max_num_seqs: Annotated[Count, typer.Option(help="Most requests in a step.")] = None,
-    num_threads: Annotated[Count, typer.Option(help="Threads of an engine on the CPU.")] = None,
+    num_threads: Annotated[
+        Count, typer.Option("--num-threads", "--threads", help="Threads of an engine on the CPU.")
+    ] = None,
+    quantization: Annotated[
+        Text, typer.Option(help="Of the weights: auto, none, int8 or w4. [default: auto]")
+    ] = None,
+    kv_cache_dtype: Annotated[
+        Text, typer.Option(help="auto, bfloat16 or int8. [default: auto]")
+    ] = None,
+    kernels: Annotated[
+        Text, typer.Option(help="auto, reference, cpu or cpu:INSTRUCTIONS. [default: auto]")
+    ] = None,
+    weight_cache: Annotated[
+        Text,
+        typer.Option(help="Directory for packed weights, or off; the user's cache by default."),
+    ] = None,
     adapter: Annotated[File, typer.Option(help="Directory of a LoRA adapter.")] = None,
     revision: Annotated[Text, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     model_dir: Annotated[File, typer.Option(help="[env: QUARTERDECK_MODEL_DIR]")] = None,
@@ -90,6 +107,10 @@ def generate(  # noqa: PLR0913 (options of a command)
         "kv_cache_bytes": kv_cache_bytes,
         "max_num_seqs": max_num_seqs,
         "num_threads": num_threads,
+        "quantization": quantization,
+        "kv_cache_dtype": kv_cache_dtype,
+        "kernels": kernels,
+        "weight_cache": weight_cache,
         "revision": revision,
         "model_dir": model_dir,
         "config": config,

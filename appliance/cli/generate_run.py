@@ -19,6 +19,7 @@ from appliance.cli.generate_output import ResultSink, open_output
 from appliance.cli.output import say
 
 if TYPE_CHECKING:
+    from appliance.config.settings import Settings
     from appliance.model_store.resolve import ResolvedModel
     from engine.llm import LLM
     from engine.offline.progress_bar import ProgressBar
@@ -71,8 +72,12 @@ def _run(plan: GeneratePlan, interrupts: "Interrupts") -> int:
         model = resolve(settings.model, model_dir(settings.model_dir), revision=settings.revision)
     except ModelStoreError as error:
         raise CliError(str(error)) from error
-    computes = f"{model.path} {settings.dtype} {plan.adapter and plan.adapter.absolute()}"
-    defaults = Defaults(sampling=plan.sampling, model=computes, chat=plan.chat, system=plan.system)
+    defaults = Defaults(
+        sampling=plan.sampling,
+        model=_computes(model, settings, plan.adapter),
+        chat=plan.chat,
+        system=plan.system,
+    )
     items = read_items(plan.input, plan.format, defaults)
     _refuse_same_file(plan)
     with open_output(plan.output, restart=plan.restart, retry_errors=plan.retry_errors) as output:
@@ -83,6 +88,19 @@ def _run(plan: GeneratePlan, interrupts: "Interrupts") -> int:
             engines = _Engines(model, settings.model_dump(), plan.adapter)
             _generate(engines, items, todo, output, interrupts)
         return _verdict(output)
+
+
+def _computes(model: "ResolvedModel", settings: "Settings", adapter: Path | None) -> str:
+    """Name all that answers depend on beside the prompt."""
+    parts = (
+        model.path,
+        settings.dtype,
+        settings.quantization,
+        settings.kv_cache_dtype,
+        settings.kernels,
+        adapter and adapter.absolute(),
+    )
+    return " ".join(map(str, parts))
 
 
 def _refuse_same_file(plan: GeneratePlan) -> None:
@@ -110,10 +128,13 @@ class _Engines:
     adapter: Path | None
 
     def start(self) -> "LLM":
+        from appliance.config.paths import weight_cache_dir
         from engine.llm import LLM
         from engine.offline.setup import OPTIONS
 
         options = {name: self.settings[name] for name in OPTIONS if name in self.settings}
+        cache = weight_cache_dir(self.settings["weight_cache"])
+        options["weight_cache_dir"] = None if cache is None else str(cache)
         if self.adapter is None:
             options["max_loras"] = 0
         say(f"loading {self.model.name}")

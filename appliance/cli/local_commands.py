@@ -80,6 +80,16 @@ def bench(  # noqa: PLR0913 (options of a command)
     ] = "1,8,32",
     prompt_words: Annotated[int, typer.Option(min=1)] = 100,
     output_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    requests_per_slot: Annotated[int, typer.Option(min=1, help="That each slot sends.")] = 2,
+    rounds: Annotated[int, typer.Option(min=1, help="Measure everything so often.")] = 1,
+    stagger_s: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="Slots start evenly over this time, send for three times as long, and the first "
+            "third is left out of the figures: latencies without the burst at the start.",
+        ),
+    ] = 0.0,
     max_seconds: Annotated[float, typer.Option(min=1.0, help="Bound of each run.")] = 120.0,
     model: Model = None,
     base_url: Annotated[
@@ -89,13 +99,17 @@ def bench(  # noqa: PLR0913 (options of a command)
     output: Format = Output.TABLE,
 ) -> None:
     """Load the endpoint and print tokens per second and latencies, a line for each concurrency."""
-    from appliance.cli.bench import BenchPlan, BenchTarget, run_bench
+    from appliance.cli.bench import BenchPlan, run_bench
+    from appliance.cli.bench_client import BenchTarget
 
     plan = BenchPlan(
         model=model,
         concurrency=_counts(concurrency),
         prompt_words=prompt_words,
         output_tokens=output_tokens,
+        requests_per_slot=requests_per_slot,
+        rounds=rounds,
+        stagger_s=stagger_s,
         max_seconds=max_seconds,
     )
     if base_url:
@@ -134,6 +148,22 @@ def list_models(model_dir: ModelDir = None, output: Format = Output.TABLE) -> No
     from appliance.config.paths import model_dir as directory_of
 
     raise typer.Exit(models_list(directory_of(model_dir), output.value))
+
+
+@models_app.command("cache")
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove all; the next start packs again.")
+    ] = False,
+    config: Annotated[Path | None, typer.Option(help="Configuration file.")] = None,
+    output: Format = Output.TABLE,
+) -> None:
+    """List the weights that are kept in the layout of the CPU kernels, or remove them."""
+    from appliance.cli.weight_cache import show_weight_cache
+    from appliance.config.sources import load_from_process
+
+    settings = load_from_process({"config": config}).settings
+    show_weight_cache(settings, clear_it=clear, output=output)
 
 
 def version(output: Format = Output.TABLE) -> None:

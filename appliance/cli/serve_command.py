@@ -32,14 +32,34 @@ def serve(  # noqa: PLR0913 (options of a command)
         Text, typer.Option(help="bfloat16, float16, float32 or auto. [default: auto]")
     ] = None,
     max_model_len: Annotated[Text, typer.Option(help="Longest context, such as 4k.")] = None,
-    kv_cache_bytes: Annotated[Text, typer.Option(help="Size of the KV cache: 512MiB.")] = None,
+    kv_cache_bytes: Annotated[
+        Text, typer.Option(help="Size of the KV cache, such as 1GiB; 256MiB on a CPU by default.")
+    ] = None,
     max_num_seqs: Annotated[
         Count, typer.Option(help="Most requests in a step. [default: 64]")
     ] = None,
     max_num_batched_tokens: Annotated[
         Text, typer.Option(help="Most tokens in a step. [default: 512]")
     ] = None,
-    num_threads: Annotated[Count, typer.Option(help="Threads of an engine on the CPU.")] = None,
+    num_threads: Annotated[
+        Count, typer.Option("--num-threads", "--threads", help="Threads of an engine on the CPU.")
+    ] = None,
+    quantization: Annotated[
+        Text, typer.Option(help="Of the weights: auto, none, int8 or w4. [default: auto]")
+    ] = None,
+    kv_cache_dtype: Annotated[
+        Text, typer.Option(help="auto, bfloat16 or int8. [default: auto]")
+    ] = None,
+    kernels: Annotated[
+        Text, typer.Option(help="auto, reference, cpu or cpu:INSTRUCTIONS. [default: auto]")
+    ] = None,
+    weight_cache: Annotated[
+        Text,
+        typer.Option(help="Directory for packed weights, or off; the user's cache by default."),
+    ] = None,
+    weight_cache_bytes: Annotated[
+        Text, typer.Option(help="Most that this directory holds. [default: 16GiB]")
+    ] = None,
     revision: Annotated[Text, typer.Option(help="Branch, tag or commit of a hub model.")] = None,
     policy: Annotated[
         Text, typer.Option(help="Who is next: fcfs, priority or fair. [default: fcfs]")

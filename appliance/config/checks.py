@@ -1,6 +1,7 @@
 """What settings must hold together, and the words for what is wrong with one."""
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from appliance.config.errors import ConfigError
+from appliance.config.kernel_checks import check_kernels
 from appliance.config.key_files import BadKeyError, check_key, read_keys
 from appliance.config.network import is_loopback
 from appliance.config.otlp import check_otlp
@@ -19,6 +21,7 @@ from engine.config import POLICIES, POLICY_GROUP
 _PATTERNS = {
     "device": "cpu, cuda or cuda:N",
     "dtype": "bfloat16, float16, float32 or auto",
+    "kernels": "auto, reference, cpu or cpu:NAME (quarterdeck doctor names them)",
 }
 
 
@@ -46,7 +49,14 @@ def _describe(
     shown = "" if key in SECRET_KEYS else f" = {value!r}"
     nested = SloSettings if key == "slo" else EngineSettings
     allowed = _allowed(nested if field != key else Settings, field) or message
-    return f"{origins.get(key, key)}{path}{shown}: {allowed}"
+    return f"{origins.get(key, key)}{path}{shown}: {allowed}{_near(allowed, value)}"
+
+
+def _near(allowed: str, value: Any) -> str:
+    """Return a guess of what was meant, if one of the allowed words is similar."""
+    words = re.split(r", or |, | or ", allowed.removeprefix("allowed is "))
+    found = difflib.get_close_matches(value, words, n=1) if isinstance(value, str) else []
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def _allowed(model: type[BaseModel], field: str) -> str | None:
@@ -79,6 +89,8 @@ def check(settings: Settings, origins: Mapping[str, str]) -> Iterator[str]:
     """
     _check_engines(settings, origins)
     _check_scheduling(settings, origins)
+    for own in settings.engines or [EngineSettings.model_validate({})]:
+        check_kernels(settings, own, origins)
     _check_adapter_roots(settings, origins)
     _check_keys(settings, origins)
     _check_tls(settings)

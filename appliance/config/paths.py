@@ -59,6 +59,19 @@ def model_dir(flag: Path | None = None, env: Mapping[str, str] = os.environ) -> 
     return platformdirs.user_data_path(NAME) / "models"
 
 
+def weight_cache_dir(setting: Path | str | None) -> Path | None:
+    """Return where packed weights are kept, which all instances share; None: nowhere.
+
+    Args:
+        setting: `weight_cache`: a path, `off`, or None for the platform's directory.
+    """
+    if setting is not None:
+        return Path(setting).absolute() if isinstance(setting, Path) else None
+    import platformdirs  # noqa: PLC0415  (27 ms that most calls do not need)
+
+    return platformdirs.user_cache_path(NAME) / "weights"
+
+
 def user_config() -> Path:
     """Return the path of the user's configuration file; it need not exist."""
     import platformdirs  # noqa: PLC0415  (27 ms that most calls do not need)

@@ -8,6 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 DEFAULT_MODEL = "smollm2"
 _DEVICE = r"^(cpu|cuda(:\d+)?)$"
 _DTYPE = r"^(bfloat16|float16|float32)$"
+_KERNELS = r"^(auto|reference|cpu(:[a-z0-9-]+)?)$"
+Quantization = Literal["auto", "none", "int8", "w4"]
+KvCacheDtype = Literal["auto", "bfloat16", "int8"]
 
 
 class _Strict(BaseModel):
@@ -23,6 +26,10 @@ class EngineSettings(_Strict):
     max_model_len: int | None = Field(None, ge=16)
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     served_model_name: list[str] = Field(default_factory=list)
+    quantization: Quantization | None = None
+    kv_cache_dtype: KvCacheDtype | None = None
+    kernels: str | None = Field(None, pattern=_KERNELS)
+    num_threads: int | None = Field(None, ge=1)
 
 
 class SloSettings(_Strict):
@@ -140,3 +147,14 @@ class Settings(_Strict):
     # appended: names under which the control plane may be addressed beyond loopback
     allowed_host: list[str] = Field(default_factory=list)
     """Host names (without port) that the control plane answers to; IP addresses always may."""
+
+    # appended: how weights and the KV cache are kept, and what computes
+    quantization: Quantization = "auto"
+    """`auto`: as the file holds the weights; those of a large file without quantization in int8."""
+    kv_cache_dtype: KvCacheDtype = "auto"
+    kernels: str = Field("auto", pattern=_KERNELS)
+    """`cpu:NAME` forces an instruction set; `quarterdeck doctor` lists those of this machine."""
+    weight_cache: Path | Literal["off"] | None = None
+    """Where weights are kept in the layout of the CPU kernels; None: the platform's directory."""
+    weight_cache_bytes: int = Field(16 << 30, ge=0)
+    """Most that it may hold; the least recently used go."""

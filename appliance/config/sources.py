@@ -28,7 +28,14 @@ OTLP_VARIABLES = {
     "otlp_protocol": ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
 }
 """OpenTelemetry's own names of settings; `appliance.config.otlp` reads the others."""
-_NOT_SETTINGS = frozenset({"QUARTERDECK_CONFIG", "QUARTERDECK_URL"})
+_NOT_SETTINGS = frozenset(
+    {
+        "QUARTERDECK_CONFIG",
+        "QUARTERDECK_URL",
+        "QUARTERDECK_CPU_LIBRARY",  # for developers: another build of the kernels
+        "QUARTERDECK_BUILD_KERNELS",
+    }
+)
 _KUBERNETES = re.compile(r"QUARTERDECK_(?:.*_)?(?:SERVICE_(?:HOST|PORT).*|PORT_\d+_(?:TCP|UDP).*)")
 """What a cluster injects for a service called `quarterdeck`."""
 

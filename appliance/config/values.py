@@ -11,14 +11,21 @@ LIST_KEYS = SECRET_KEYS | PATH_LIST_KEYS | {"served_model_name", "cors_origin", 
 PATH_KEYS = frozenset(
     {"api_key_file", "admin_key_file", "tls_cert", "tls_key", "state_dir", "model_dir"}
 )
-BYTE_KEYS = frozenset({"kv_cache_bytes", "trace_store_bytes", "profile_store_bytes"})
+SWITCHED_PATH_KEYS = frozenset({"weight_cache"})
+"""`off` and `auto` are no paths."""
+BYTE_KEYS = frozenset(
+    {"kv_cache_bytes", "trace_store_bytes", "profile_store_bytes", "weight_cache_bytes"}
+)
 LENGTH_KEYS = frozenset({"max_model_len", "max_num_batched_tokens", "long_prefill_threshold"})
 BOOLEAN_KEYS = frozenset(
     {"strict_parameters", "no_auth", "prefix_caching", "predict_lengths", "trace_content"}
 )
 TABLE_KEYS = frozenset({"tenant_weights", "slo"})
-AUTOMATIC_KEYS = frozenset({"dtype", "max_model_len", "kv_cache_bytes", "num_threads"})
-"""`auto` means: leave it to the engine."""
+AUTOMATIC_KEYS = frozenset(
+    {"dtype", "max_model_len", "kv_cache_bytes", "num_threads", "weight_cache"}
+)
+"""`auto` means: leave it to the engine, or to the platform."""
+OFF = "off"
 
 _POWERS = MappingProxyType({"": 0, "k": 1, "m": 2, "g": 3, "t": 4})
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b?)\s*", re.IGNORECASE)
@@ -50,6 +57,8 @@ def convert(key: str, value: Any, base: Path) -> Any:
     """
     if isinstance(value, bool) and key not in BOOLEAN_KEYS:
         raise ValueError(f"{str(value).lower()} is a boolean")
+    if key in SWITCHED_PATH_KEYS and not isinstance(value, str | Path):
+        raise ValueError(f"{value} is neither a directory nor off")
     if isinstance(value, str):
         value = _convert_text(key, value, base)
     if key in PATH_LIST_KEYS and isinstance(value, list):
@@ -66,8 +75,14 @@ def _convert_text(key: str, text: str, base: Path) -> Any:
         return parse_size(text)
     if key in LIST_KEYS:
         return [part.strip() for part in text.split(",") if part.strip()]
+    return _text_or_path(key, text, base)
+
+
+def _text_or_path(key: str, text: str, base: Path) -> Any:
     if key in TABLE_KEYS:
         return _table(text)
+    if key in SWITCHED_PATH_KEYS:
+        return OFF if text.lower() == OFF else base / Path(text).expanduser()
     return base / Path(text).expanduser() if key in PATH_KEYS else text
 
 

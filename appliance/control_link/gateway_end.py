@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Final
 
 import zmq
-import zmq.asyncio
 
 from appliance.control_link.messages import (
     TYPE_BYTES,
@@ -24,11 +23,19 @@ from appliance.control_link.messages import (
     ToGateway,
 )
 from engine.client.resources import BackgroundResources
+from engine.client.socket_reader import SocketReader
 from engine.wire.addresses import control_address, engine_identity
 from engine.wire.codec import Codec, UndecodableError
 from engine.wire.header import new_context
 from engine.wire.messages import Body
-from engine.wire.sockets import HeaderMaker, Incoming, MessageCounts, connect_dealer, split
+from engine.wire.sockets import (
+    HeaderMaker,
+    Incoming,
+    MessageCounts,
+    connect_dealer,
+    send_frames,
+    split,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -55,41 +62,46 @@ class GatewayLink:
         self.sequence = 0
         """Of the state that the gateway works from."""
         self._is_full = False
+        self._is_introduced = False
+        """It has said hello: nothing may go out before."""
         self._on_message = on_message
         self._headers = HeaderMaker(name, epoch)
-        self._resources = BackgroundResources(zmq.asyncio.Context())
+        self._resources: BackgroundResources[zmq.Socket[bytes]] = BackgroundResources(zmq.Context())
         self._dealer = self._resources.own(
             connect_dealer(
                 self._resources.context, control_address(run_dir), engine_identity(name, epoch)
             )
         )
+        self._reader = SocketReader(self._dealer, self._receive)
 
     async def run(self, hello: GatewayHello) -> None:
         """Say hello, then receive until cancelled."""
-        await self._dealer.send_multipart(self._encode(hello))
-        self.counts.sent[type(hello).__name__] += 1
-        while True:
-            frames: list[bytes] = await self._dealer.recv_multipart()
-            try:
-                incoming = split(frames, CONTROL_CODEC)
-            except UndecodableError as error:
-                self.counts.undecodable += 1
-                logger.warning("dropped frames that are not a message: %s", error)
-                continue
-            self._take(incoming)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reader.run())
+            tasks.create_task(self._say_hello(hello))
+
+    async def _say_hello(self, hello: GatewayHello) -> None:
+        while not self._put(hello):
+            await self._reader.writable()
+        self._is_introduced = True
 
     def send(self, body: FromGateway) -> bool:
         """Send without blocking; false when the socket did not take it."""
+        if self._is_introduced and self._put(body):
+            self._is_full = False
+            return True
+        if not self._is_full:
+            logger.warning("the control link takes nothing: first a %s", type(body).__name__)
+        self._is_full = True
+        return False
+
+    def _put(self, body: FromGateway) -> bool:
         try:
-            sent = self._dealer.send_multipart(self._encode(body), flags=zmq.NOBLOCK)
-            assert isinstance(sent, asyncio.Future)
-            _taken_at_once(sent)
+            send_frames(self._dealer, self._encode(body))
         except zmq.Again:
-            if not self._is_full:
-                logger.warning("the control link takes nothing: first a %s", type(body).__name__)
-            self._is_full = True
             return False
-        self._is_full = False
+        finally:
+            self._reader.look_again()
         self.counts.sent[type(body).__name__] += 1
         return True
 
@@ -97,6 +109,15 @@ class GatewayLink:
         """Close the socket once its last messages are out, or after a while."""
         self._dealer.close(linger=LAST_WORDS_LINGER_MS)
         self._resources.context.term()
+
+    def _receive(self, frames: list[bytes]) -> None:
+        try:
+            incoming = split(frames, CONTROL_CODEC)
+        except UndecodableError as error:
+            self.counts.undecodable += 1
+            logger.warning("dropped frames that are not a message: %s", error)
+            return
+        self._take(incoming)
 
     def _encode(self, body: Body) -> list[bytes]:
         return CONTROL_CODEC.encode(self._headers.make(new_context(), 0), body)
@@ -114,15 +135,3 @@ class GatewayLink:
                 self._on_message(body)
             case _:
                 self.counts.unknown += 1
-
-
-def _taken_at_once(sent: "asyncio.Future[zmq.MessageTracker | None]") -> None:
-    """Take back what waits behind another send (the hello, before there is a connection).
-
-    Raises:
-        zmq.Again: it was not taken.
-    """
-    if not sent.done():
-        sent.cancel()
-        raise zmq.Again
-    sent.result()

@@ -14,7 +14,6 @@ from typing import Literal
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from appliance.control_link.messages import (
     TYPE_BYTES,
@@ -26,13 +25,22 @@ from appliance.control_link.messages import (
     StateAck,
 )
 from engine.client.resources import BackgroundResources
+from engine.client.socket_reader import SocketReader
 from engine.clock import now_ns
 from engine.wire.addresses import control_address, engine_identity, parse_identity
 from engine.wire.codec import Codec, UndecodableError
 from engine.wire.header import child_context, new_context
 from engine.wire.hops import HopReceived, HopRecord, HopSent
 from engine.wire.messages import Body
-from engine.wire.sockets import HeaderMaker, Incoming, MessageCounts, bind_router, is_probe, split
+from engine.wire.sockets import (
+    HeaderMaker,
+    Incoming,
+    MessageCounts,
+    bind_router,
+    is_probe,
+    send_frames,
+    split,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +90,16 @@ class SupervisorLink:
         self._peers: dict[str, _Peer] = {}
         self._state: FleetState | None = None
         self._ack_came = asyncio.Event()
-        self._resources = BackgroundResources(zmq.asyncio.Context())
+        self._resources: BackgroundResources[zmq.Socket[bytes]] = BackgroundResources(zmq.Context())
         self._router = self._resources.own(
             bind_router(self._resources.context, control_address(run_dir))
         )
+        self._reader = SocketReader(self._router, self._receive)
 
     async def run(self) -> None:
         """Receive, and send states again, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._receive())
+            tasks.create_task(self._reader.run())
             tasks.create_task(self._send_again())
 
     def close(self) -> None:
@@ -226,31 +235,29 @@ class SupervisorLink:
 
     def _send_frames(self, identity: bytes, frames: list[bytes]) -> str | None:
         try:
-            sent = self._router.send_multipart([identity, *frames], flags=zmq.NOBLOCK)
-            assert isinstance(sent, asyncio.Future)
-            sent.result()
+            send_frames(self._router, [identity, *frames])
         except zmq.Again:
             return "its queue is full"
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
             return "no route"
+        finally:
+            self._reader.look_again()
         return None
 
     # ------------------------------------------------------------ upward
 
-    async def _receive(self) -> None:
-        while True:
-            frames: list[bytes] = await self._router.recv_multipart()
-            if is_probe(frames):
-                continue
-            try:
-                incoming = split(frames, CONTROL_CODEC, identified=True)
-            except UndecodableError as error:
-                self.counts.undecodable += 1
-                logger.warning("dropped frames that are not a message: %s", error)
-                continue
-            self._take(incoming)
+    def _receive(self, frames: list[bytes]) -> None:
+        if is_probe(frames):
+            return
+        try:
+            incoming = split(frames, CONTROL_CODEC, identified=True)
+        except UndecodableError as error:
+            self.counts.undecodable += 1
+            logger.warning("dropped frames that are not a message: %s", error)
+            return
+        self._take(incoming)
 
     def _take(self, incoming: Incoming) -> None:
         self.counts.received[type(incoming.body).__name__] += 1

@@ -36,8 +36,7 @@ logger = logging.getLogger(__name__)
 MAX_DEATHS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """What a choice has to say now."""
 
     index: int

@@ -126,9 +126,11 @@ async def read_json_object(scope: Scope, receive: Receive) -> tuple[dict[str, An
     return await in_proportion(len(body), lambda: parse_json_object(body)), len(body)
 
 
-async def in_proportion(size_bytes: int, work: Callable[[], ResultT]) -> ResultT:
+async def in_proportion(
+    size_bytes: int, work: Callable[[], ResultT], *, threshold_bytes: int = LARGE_BODY_BYTES
+) -> ResultT:
     """Do work that grows with a body: here when it is small, in a thread when it is large."""
-    if size_bytes < LARGE_BODY_BYTES:
+    if size_bytes < threshold_bytes:
         return work()
     return await asyncio.to_thread(work)
 

@@ -1,4 +1,4 @@
-"""Sends records and accounts to the supervisor every 100 ms, when something changed.
+"""Sends records and accounts to the supervisor every 200 ms, when something changed.
 
 An accepted request is announced within a few milliseconds: what the hub has heard of ends as
 failed when this process is killed, instead of vanishing.
@@ -15,8 +15,9 @@ from appliance.telemetry.accounts import Accounts
 from appliance.telemetry.process_accounts import book_figures
 from appliance.telemetry.records import LiveTokens
 from engine.process_figures import FigureReader
+from engine.shared_ticks import until_tick
 
-INTERVAL_S: Final = 0.1
+INTERVAL_S: Final = 0.2
 GATHER_S: Final = 0.005
 """Wait after an acceptance, so that a burst of them goes out as one message."""
 MAX_SILENCE_S: Final = 1.0
@@ -43,7 +44,7 @@ class Reporter:
 
     async def _report_often(self) -> None:
         while True:
-            await asyncio.sleep(INTERVAL_S)
+            await asyncio.sleep(until_tick(INTERVAL_S))
             self.report()
 
     async def _announce(self) -> None:

@@ -6,7 +6,6 @@ import logging
 import re
 import signal
 import socket
-from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +22,7 @@ from appliance.control_link.messages import (
     ToGateway,
     WakeEngine,
 )
+from appliance.embedded_server import EmbeddedServer
 from appliance.gateway.app import DataPlaneApp
 from appliance.gateway.config import ConfigError, GatewayConfig
 from appliance.gateway.data_plane import DataPlane, Timing
@@ -120,7 +120,7 @@ class Gateway:
 
     # ------------------------------------------------------------ listeners
 
-    def _servers(self) -> list[tuple["_Server", socket.socket]]:
+    def _servers(self) -> list[tuple[EmbeddedServer, socket.socket]]:
         app = DataPlaneApp(self.plane)
         config = self._config
         tcp = socket.socket(fileno=config.tcp_fd)
@@ -180,16 +180,7 @@ class Gateway:
         return self.plane.idle.is_set()
 
 
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves the process's signals alone."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Do nothing: the gateway has its own handlers, for all its servers."""
-        yield
-
-
-def _server(app: ASGIApp, *, cert: str | None = None, key: str | None = None) -> _Server:
+def _server(app: ASGIApp, *, cert: str | None = None, key: str | None = None) -> EmbeddedServer:
     config = uvicorn.Config(
         app,
         loop="none",
@@ -210,7 +201,7 @@ def _server(app: ASGIApp, *, cert: str | None = None, key: str | None = None) ->
         config.load()
     except OSError as error:  # ssl errors are OSErrors
         raise ConfigError(f"the TLS certificate or key cannot be used: {error}") from error
-    return _Server(config)
+    return EmbeddedServer(config)
 
 
 def _ignore(engine_id: str, epoch: int, message: FromEngine) -> None:

@@ -1,25 +1,16 @@
 """Serves the control plane on its two listeners: TCP with keys, unix for the local user."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Generator
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from appliance.embedded_server import EmbeddedServer
+
 GRACE_S = 1
 """Event streams never end by themselves: at the end they are cut after this long."""
-
-
-class _Server(uvicorn.Server):
-    """A server that leaves the signals to the supervisor."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        """Install no handlers."""
-        yield
 
 
 class AdminServer:
@@ -42,8 +33,8 @@ class AdminServer:
         if tls_cert is not None:
             tcp.ssl_certfile = tls_cert
             tcp.ssl_keyfile = tls_key
-        self._tcp = _Server(tcp)
-        self._unix = _Server(_config(unix_app))
+        self._tcp = EmbeddedServer(tcp)
+        self._unix = EmbeddedServer(_config(unix_app))
 
     async def run(self, tcp: list[socket.socket], unix: socket.socket) -> None:
         """Serve until `stop`."""

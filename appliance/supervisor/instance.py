@@ -15,6 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from appliance.config.key_files import BadKeyError
 from appliance.config.paths import state_dir as find_state_dir
 from appliance.config.settings import Settings
@@ -87,7 +89,8 @@ def run_instance(settings: Settings, listeners: Listeners, executable: Path | No
                 stack.callback(_log_to_stderr, settings)
                 stack.callback(instance.close)
             instance.introduce(executable)
-            return asyncio.run(instance.run())
+            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+                return runner.run(instance.run())
     except _REFUSALS as error:
         sys.stderr.write(f"quarterdeck: {error}\n")
         return USAGE if isinstance(error, ModelStoreError) else FAILED

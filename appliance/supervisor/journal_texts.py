@@ -4,6 +4,7 @@ from appliance.supervisor.lifecycle import EngineState, Lifecycle
 from appliance.supervisor.managed_engine import ManagedEngine
 from appliance.supervisor.managed_gateway import ManagedGateway
 from engine.clock import now_ns
+from engine.wire.messages import EngineReady
 
 _GOES = {
     "sleep": "goes to sleep",
@@ -69,5 +70,20 @@ def _ready(engine: ManagedEngine, before: EngineState | None) -> str:
     why = f" ({ready.dtype_reason})" if ready.dtype_reason else ""
     return (
         f"ready: {engine.plan.config.model_name}, {ready.dtype}{why},"
-        f" {ready.num_blocks} KV blocks, {start_s:.1f} s"
+        f" {ready.num_blocks} KV blocks, {start_s:.1f} s; {kernel_text(ready)}"
     )
+
+
+def kernel_text(ready: EngineReady) -> str:
+    """Say how weights and keys are kept, and what computes, with the reasons."""
+    weights = ready.dtype if ready.quantization == "none" else ready.quantization
+    path = ready.kernel_path or ready.kernel_backend
+    threads = f" on {ready.num_threads} threads" if ready.num_threads else ""
+    told = f"weights {weights}{_because(ready.quantization_reason)}"
+    if ready.kv_cache_dtype:
+        told += f", KV {ready.kv_cache_dtype}"
+    return f"{told}, kernels {path}{threads}{_because(ready.kernel_reason)}"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""

@@ -32,6 +32,7 @@ from engine.log_lines import (
     text_line,
 )
 from engine.redaction import Redactor
+from engine.shared_ticks import until_tick
 
 RING_LINES = 5000
 REMEMBERED_LINES = 1000
@@ -126,7 +127,7 @@ class LogBook:
     async def run(self) -> None:
         """End bursts and hand the counts over, until cancelled."""
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(until_tick(TICK_S))
             self.tick()
 
     def tick(self) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from appliance.config.paths import model_dir
+from appliance.config.paths import model_dir, weight_cache_dir
 from appliance.config.settings import EngineSettings, Settings
 from appliance.control_link.gateway_config import GatewayConfig
 from appliance.control_link.messages import Limits, SloTargets
@@ -87,6 +87,7 @@ def _engine_plan(
 ) -> EnginePlan:
     shared_names = [] if own.model else settings.served_model_name
     served_names = tuple(own.served_model_name or shared_names or [model.name])
+    weight_cache = weight_cache_dir(settings.weight_cache)
     config = EngineConfig(
         engine_id=engine_id,
         epoch=0,  # issued at each start
@@ -99,7 +100,7 @@ def _engine_plan(
         kv_cache_bytes=own.kv_cache_bytes or settings.kv_cache_bytes,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        num_threads=settings.num_threads,
+        num_threads=own.num_threads or settings.num_threads,
         heartbeat_s=settings.heartbeat_s,
         policy=settings.policy,
         reserved_seqs=settings.reserved_seqs,
@@ -113,6 +114,11 @@ def _engine_plan(
         max_cpu_loras=settings.max_cpu_loras,
         log_format="json",  # the supervisor reads what its children write
         log_level=settings.log_level,
+        quantization=own.quantization or settings.quantization,
+        kv_cache_dtype=own.kv_cache_dtype or settings.kv_cache_dtype,
+        kernels=own.kernels or settings.kernels,
+        weight_cache_dir=None if weight_cache is None else str(weight_cache),
+        weight_cache_bytes=settings.weight_cache_bytes,
     )
     return EnginePlan(config, served_names)
 

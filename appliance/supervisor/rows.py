@@ -10,6 +10,7 @@ from appliance.supervisor.lifecycle import EngineState
 from appliance.supervisor.managed_engine import EngineFacts, ManagedEngine
 from appliance.supervisor.managed_gateway import ManagedGateway
 from engine.clock import now_ns
+from engine.wire.messages import EngineReady
 from engine.wire.stats import EngineStats
 
 FIRST_GUESS_S = 10.0
@@ -62,6 +63,7 @@ def _measured(facts: EngineFacts) -> dict[str, object]:
             "dtype": ready.dtype,
             "dtype_reason": ready.dtype_reason,
             "kernel_backend": ready.kernel_backend,
+            **_kernels(ready),
             "max_model_len": ready.max_model_len,
             "weights_bytes": ready.weights_bytes,
             "kv_cache_bytes": ready.kv_cache_bytes,
@@ -80,6 +82,20 @@ def _measured(facts: EngineFacts) -> dict[str, object]:
             "step_parts": _step_parts(stats),
         }
     return values
+
+
+def _kernels(ready: EngineReady) -> dict[str, object]:
+    """What computes and how weights and keys are kept; None where an engine does not say."""
+    return {
+        "kernel_path": ready.kernel_path or None,
+        "kernel_reason": ready.kernel_reason or None,
+        "quantization": ready.quantization,
+        "quantization_reason": ready.quantization_reason or None,
+        "kv_cache_dtype": ready.kv_cache_dtype or None,
+        "weight_cache": ready.weight_cache,
+        "num_threads": ready.num_threads or None,
+        "num_parameters": ready.num_parameters or None,
+    }
 
 
 def _step_parts(stats: EngineStats) -> dict[str, float]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from appliance.config.paths import state_dir
 from appliance.supervisor.admin.schemas import CreatedKey
 
-QUESTION = "What is the capital of France?"
+QUESTION = "What is the capital of Japan?"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,8 @@ def describe(row: EngineRow) -> str:
         words.append(f"({row.reason})")
     if row.state == "ready" and row.dtype_reason:
         words.append(f"in {row.dtype} ({row.dtype_reason})")
+    if row.state == "ready" and row.kernel_backend == "reference" and row.device == "cpu":
+        words.append(f"on the slower reference kernels ({row.kernel_reason or 'no reason given'})")
     return " ".join(words)
 
 

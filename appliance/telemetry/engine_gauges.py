@@ -16,9 +16,21 @@ def row_levels(row: EngineRow) -> Iterator[Level]:
     """Yield what the supervisor itself knows of an engine, dead or alive."""
     for state in STATES:
         yield names.ENGINE_STATE, (row.id, state), float(row.state == state)
-    info = (row.id, row.model, row.device, row.dtype or "", row.kernel_backend or "")
-    yield names.ENGINE_INFO, info, 1.0
+    yield names.ENGINE_INFO, _info(row), 1.0
     yield names.ENGINE_RESTARTS, (row.id,), row.restarts
+
+
+def _info(row: EngineRow) -> tuple[str, ...]:
+    """Return the labels of `ENGINE_INFO`; what is not known yet is empty."""
+    facts = (
+        row.dtype,
+        row.kernel_backend,
+        row.kernel_path,
+        row.quantization,
+        row.kv_cache_dtype,
+        row.num_threads,
+    )
+    return (row.id, row.model, row.device, *(str(fact or "") for fact in facts))
 
 
 def silent_levels(row: EngineRow) -> Iterator[Level]:

@@ -26,6 +26,7 @@ from appliance.telemetry.records import RequestRecord
 from appliance.telemetry.rpc_spans import ENDED
 from appliance.telemetry.unfailing import unfailing
 from engine.clock import now_ns
+from engine.shared_ticks import until_tick
 from engine.wire.header import TraceContext
 from engine.wire.hops import HopReceived, HopRecord
 from engine.wire.messages import (
@@ -74,7 +75,7 @@ class Hub(LiveControl):
         self.parts.figures.lag.start()
         tick = 0
         while True:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(until_tick(TICK_S))
             tick += 1
             self._tick()
             if tick % TICKS_PER_S == 0:

@@ -6,6 +6,7 @@ from typing import Final
 
 from appliance.telemetry.accounts import Histogram
 from engine.clock import now_ns
+from engine.shared_ticks import until_tick
 from engine.wire.stats import LAG_EDGES
 
 INTERVAL_S: Final = 0.05
@@ -61,8 +62,9 @@ class LoopLag:
             del self._late_at_ns[:MAX_LATE], self._late_ns[:MAX_LATE]
 
     def _set(self, loop: asyncio.AbstractEventLoop) -> None:
-        due_ns = now_ns() + int(INTERVAL_S * NS_PER_S)
-        self._timer = loop.call_later(INTERVAL_S, self._fired, loop, due_ns)
+        delay_s = until_tick(INTERVAL_S)
+        due_ns = now_ns() + int(delay_s * NS_PER_S)
+        self._timer = loop.call_later(delay_s, self._fired, loop, due_ns)
 
     def _fired(self, loop: asyncio.AbstractEventLoop, due_ns: int) -> None:
         at_ns = now_ns()

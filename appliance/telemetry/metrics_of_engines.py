@@ -13,7 +13,17 @@ ENGINE_INFO = Metric(
     "quarterdeck_engine_info",
     "gauge",
     "1, with what the engine serves and runs on: join it to the engine's other metrics.",
-    ("engine", "model", "device", "dtype", "kernel_backend"),
+    (
+        "engine",
+        "model",
+        "device",
+        "dtype",
+        "kernel_backend",
+        "kernel_path",
+        "quantization",
+        "kv_cache_dtype",
+        "threads",
+    ),
 )
 ENGINE_RESTARTS = Metric(
     "quarterdeck_engine_restarts_total", "counter", "Restarts of an engine.", ("engine",)

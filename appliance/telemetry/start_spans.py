@@ -64,6 +64,11 @@ class Starts:
         told: Attributes = {
             names.ENGINE_DEVICE: ready.device,
             names.ENGINE_DTYPE: ready.dtype,
+            names.ENGINE_KERNELS: ready.kernel_path or ready.kernel_backend,
+            names.ENGINE_QUANTIZATION: ready.quantization,
+            names.ENGINE_KV_DTYPE: ready.kv_cache_dtype,
+            names.ENGINE_WEIGHT_CACHE: ready.weight_cache,
+            names.ENGINE_THREADS: ready.num_threads,
             names.ENGINE_WEIGHTS: ready.weights_bytes,
             names.ENGINE_BLOCKS: ready.num_blocks,
         }

@@ -22,7 +22,7 @@ _KEEP: Final = 1000
 _START_LINES: Final[tuple[tuple[str, Level, str, str], ...]] = (
     ("supervisor", "info", "serve", "state directory ~/.local/state/quarterdeck"),
     ("e0", "info", "weights", "290 MB read in 1.3 s"),
-    ("e0", "debug", "kernels", "reference kernels: paged attention, rms norm, rope"),
+    ("e0", "debug", "kernels", "avx512-bf16 kernels on 2 threads: the best that this machine runs"),
     ("e1", "info", "weights", "290 MB read in 1.4 s"),
     ("gateway-0", "info", "listen", "data plane on 127.0.0.1:8000"),
     ("e2", "info", "sleep", "level 1: 546 MB given back"),

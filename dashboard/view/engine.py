@@ -55,8 +55,7 @@ _COLUMNS: Final = (
 def engine_lines(state: State, engine: EngineRow, now_s: float, width: int) -> list[Line]:
     """Facts, a line each."""
     since_s = (state.server_now(now_s) - engine.since).total_seconds()
-    kernel = clean(engine.kernel_backend or NOTHING)
-    device = f"{clean(engine.device)} {clean(engine.dtype or NOTHING)}, kernels {kernel}"
+    device = f"{clean(engine.device)} {clean(engine.dtype or NOTHING)}"
     lines = [
         _fact(
             "state",
@@ -65,6 +64,7 @@ def engine_lines(state: State, engine: EngineRow, now_s: float, width: int) -> l
             Piece(restarts(engine.restarts), WARN),
         ),
         _fact("model", f"{clean(engine.model)}  ", Piece(device, DIM)),
+        _fact("kernels", *_kernels(engine)),
         _fact("load", *_load(engine)),
         _fact("KV cache", *_kv(engine, width)),
         _fact("memory", _memory(engine)),
@@ -78,6 +78,19 @@ def engine_lines(state: State, engine: EngineRow, now_s: float, width: int) -> l
 
 def _fact(name: str, *pieces: Piece | str) -> Line:
     return line(Piece(f" {name:<{_LABEL}}", DIM), *pieces)
+
+
+def _kernels(engine: EngineRow) -> tuple[Piece | str, ...]:
+    """What computes, and how weights and keys are kept."""
+    is_slow = engine.kernel_backend == "reference" and engine.device == "cpu"
+    threads = f" on {engine.num_threads} threads" if engine.num_threads else ""
+    path = clean(engine.kernel_path or engine.kernel_backend or NOTHING)
+    weights, keys = engine.quantization or NOTHING, engine.kv_cache_dtype or NOTHING
+    return (
+        Piece(path, WARN if is_slow else PLAIN),
+        threads,
+        Piece(f"  weights {clean(weights)}  KV {clean(keys)}", DIM),
+    )
 
 
 def _load(engine: EngineRow) -> tuple[Piece | str, ...]:
@@ -132,6 +145,8 @@ def _notes(engine: EngineRow) -> list[Line]:
         notes.append(("last exit", clean(engine.last_exit), WARN))
     if engine.dtype_reason:
         notes.append(("type", clean(engine.dtype_reason), DIM))
+    if engine.kernel_backend == "reference" and engine.kernel_reason:
+        notes.append(("why slow", clean(engine.kernel_reason), WARN))
     if engine.adapters:
         notes.append(("adapters", ", ".join(clean(name) for name in engine.adapters), PLAIN))
     return [_fact(name, Piece(text, tone)) for name, text, tone in notes]

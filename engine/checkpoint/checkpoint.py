@@ -5,7 +5,7 @@ so that the gateway can use it for the tokenizer alone.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,28 @@ class Checkpoint(ABC):
             First row, values: float32 (dequantized), float16, or uint16 bits for `BF16`.
         """
         return read_pieces(self._entry(name))
+
+    def stacked(self, names: Sequence[str], shape: Sequence[int]) -> list[TensorEntry]:
+        """Return tensors that, one below the other, have a shape.
+
+        Raises:
+            CheckpointError: one is missing, or they have another shape.
+        """
+        entries: list[TensorEntry] = []
+        for name in names:
+            entry = self._entry(name)
+            if entry.shape[1:] != tuple(shape[1:]):
+                raise CheckpointError(
+                    f"tensor {name} has shape {entry.shape}, the configuration says "
+                    f"{tuple(shape[1:])} for its inner dimensions"
+                )
+            entries.append(entry)
+        rows = sum(entry.num_rows for entry in entries)
+        if rows != shape[0]:
+            raise CheckpointError(
+                f"tensors {', '.join(names)} have {rows} rows, the configuration says {shape[0]}"
+            )
+        return entries
 
     def _entry(self, name: str) -> TensorEntry:
         try:

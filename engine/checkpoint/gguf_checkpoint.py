@@ -11,6 +11,7 @@ from engine.checkpoint.errors import CheckpointError, UnsupportedModelError
 from engine.checkpoint.gguf_byte_bpe import begins_with_bos
 from engine.checkpoint.gguf_config import ROPE_TENSORS, config_from_gguf
 from engine.checkpoint.gguf_header import GgufArray, GgufTensor, read_array, read_header
+from engine.checkpoint.gguf_kinds import KINDS
 from engine.checkpoint.gguf_names import hugging_face_name
 from engine.checkpoint.gguf_tokenizer import CONTROL, GgufVocabulary, build_tokenizer
 from engine.checkpoint.tensors import TensorEntry
@@ -18,7 +19,7 @@ from engine.checkpoint.tensors import TensorEntry
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_F32, _F16, _BF16 = 0, 1, 30  # GGMLQuantizationType
+_F32, _F16, _BF16 = 0, 1, 30  # numbers of `gguf_kinds.KINDS`
 _PLAIN_DTYPES = {_F32: "float32", _F16: "float16", _BF16: "bfloat16"}
 _MAX_FACTORS = 4096
 _SENTENCEPIECE_UNKNOWN, _SENTENCEPIECE_BOS, _SENTENCEPIECE_EOS = 0, 1, 2
@@ -188,16 +189,10 @@ def _read_floats(path: Path, tensor: GgufTensor) -> tuple[float, ...]:
 
 def _stored_as(tensor: GgufTensor) -> tuple[str, int]:
     """Return the kind's name and the size in bytes."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # noqa: PLC0415
-
-    try:
-        kind = GGMLQuantizationType(tensor.type_id)
-    except ValueError as error:
-        raise UnsupportedModelError(
-            f"tensor {tensor.name} is of the unknown type {tensor.type_id}"
-        ) from error
-    block_values, block_bytes = GGML_QUANT_SIZES[kind]
-    blocks, rest = divmod(tensor.shape[-1], block_values)
+    kind = KINDS.get(tensor.type_id)
+    if kind is None:
+        raise UnsupportedModelError(f"tensor {tensor.name} is of the unknown type {tensor.type_id}")
+    blocks, rest = divmod(tensor.shape[-1], kind.block_values)
     if 0 in tensor.shape:
         raise CheckpointError(f"tensor {tensor.name} is empty")
     if rest:
@@ -205,4 +200,4 @@ def _stored_as(tensor: GgufTensor) -> tuple[str, int]:
     rows = 1
     for dimension in tensor.shape[:-1]:
         rows *= dimension
-    return kind.name, rows * blocks * block_bytes
+    return kind.name, rows * blocks * kind.block_bytes

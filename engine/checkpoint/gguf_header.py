@@ -43,7 +43,7 @@ class GgufTensor(msgspec.Struct, frozen=True):
     shape: tuple[int, ...]
     """Outermost dimension first, as in torch; GGUF itself stores the reverse."""
     type_id: int
-    """A `gguf.GGMLQuantizationType` value."""
+    """A key of `gguf_kinds.KINDS`."""
     offset: int
     """From the start of the file, bytes."""
 

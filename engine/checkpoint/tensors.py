@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -37,6 +37,11 @@ class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Return the size of the outermost dimension."""
         return self.shape[0]
 
+    @property
+    def row_bytes(self) -> int:
+        """Return the size of one of them as it is stored."""
+        return self.num_bytes // self.num_rows
+
 
 def read_tensor(entry: TensorEntry) -> "NDArray[Any]":
     """Read a whole tensor, see `read_pieces` for the element types."""
@@ -57,14 +62,65 @@ def read_pieces(entry: TensorEntry) -> Iterator[tuple[int, "NDArray[Any]"]]:
         CheckpointError: the file ends too early.
         UnsupportedModelError: the kind cannot be decoded.
     """
-    row_bytes = entry.num_bytes // entry.num_rows
+    row_bytes = entry.row_bytes
     unit = 1 if entry.interleaved_heads is None else entry.num_rows // entry.interleaved_heads
     step = unit * max(1, PIECE_BYTES // max(1, row_bytes * unit))
     for first in range(0, entry.num_rows, step):
         rows = min(step, entry.num_rows - first)
-        content = _read_bytes(entry, first * row_bytes, rows * row_bytes)
-        values = _decode(entry, content, rows)
+        content = bytearray(rows * row_bytes)
+        read_raw(entry, first, content)
+        values = decode_rows(entry, content)
         yield first, values if entry.interleaved_heads is None else _half_split(values, unit)
+
+
+def read_raw(entry: TensorEntry, first_row: int, into: "bytearray | memoryview") -> None:
+    """Fill `into`, which must be a whole number of rows, with rows as they are stored.
+
+    Raises:
+        CheckpointError: the file ends too early.
+    """
+    # plain reads, not a mapping: mapped pages would count as resident memory until unmapped
+    try:
+        with entry.file.open("rb", buffering=0) as file:
+            file.seek(entry.offset + first_row * entry.row_bytes)
+            got = _read_fully(file, memoryview(into))
+    except OSError as error:
+        raise CheckpointError(f"{entry.file.name}: {error}") from error
+    if not got:
+        raise CheckpointError(f"{entry.file.name} ends inside tensor {entry.name}")
+
+
+def decode_rows(entry: TensorEntry, content: "bytearray | memoryview") -> "NDArray[Any]":
+    """Turn stored rows into numbers, see `read_pieces` for the element types.
+
+    Raises:
+        UnsupportedModelError: the kind cannot be decoded.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    shape = (len(content) // entry.row_bytes, *entry.shape[1:])
+    match entry.kind:
+        case "F32":
+            return np.frombuffer(content, np.float32).reshape(shape)
+        case "F16":
+            return np.frombuffer(content, np.float16).reshape(shape)
+        case "BF16":
+            return np.frombuffer(content, np.uint16).reshape(shape)
+        case _:
+            from engine.checkpoint.dequantize import dequantize  # noqa: PLC0415
+
+            stored = np.frombuffer(content, np.uint8).reshape(shape[0], -1)
+            return dequantize(entry.kind, stored).reshape(shape)
+
+
+def stored_rows(entry: TensorEntry) -> "NDArray[np.int64]":
+    """Return for each row, in Hugging Face's order, which stored row it is."""
+    import numpy as np  # noqa: PLC0415
+
+    rows = np.arange(entry.num_rows)
+    if entry.interleaved_heads is None:
+        return rows
+    return _half_split(rows, entry.num_rows // entry.interleaved_heads)
 
 
 def plain_bytes(kind: str, shape: tuple[int, ...]) -> int:
@@ -84,47 +140,15 @@ def plain_bytes(kind: str, shape: tuple[int, ...]) -> int:
     return size
 
 
-def _read_bytes(entry: TensorEntry, start: int, length: int) -> bytearray:
-    # plain reads, not a mapping: mapped pages would count as resident memory until unmapped
-    content = bytearray(length)
-    try:
-        with entry.file.open("rb") as file:
-            file.seek(entry.offset + start)
-            got = file.readinto(content)
-    except OSError as error:
-        raise CheckpointError(f"{entry.file.name}: {error}") from error
-    if got != length:
-        raise CheckpointError(f"{entry.file.name} ends inside tensor {entry.name}")
-    return content
-
-
-def _decode(entry: TensorEntry, content: bytearray, rows: int) -> "NDArray[Any]":
-    import numpy as np  # noqa: PLC0415
-
-    shape = (rows, *entry.shape[1:])
-    match entry.kind:
-        case "F32":
-            return np.frombuffer(content, np.float32).reshape(shape)
-        case "F16":
-            return np.frombuffer(content, np.float16).reshape(shape)
-        case "BF16":
-            return np.frombuffer(content, np.uint16).reshape(shape)
-        case _:
-            return _dequantize(
-                entry.kind, np.frombuffer(content, np.uint8).reshape(rows, -1), shape
-            )
-
-
-def _dequantize(
-    kind: str, stored: "NDArray[np.uint8]", shape: tuple[int, ...]
-) -> "NDArray[np.float32]":
-    from gguf import GGMLQuantizationType  # noqa: PLC0415
-    from gguf.quants import dequantize  # noqa: PLC0415
-
-    try:
-        return dequantize(stored, GGMLQuantizationType[kind]).reshape(shape)
-    except (NotImplementedError, KeyError) as error:
-        raise UnsupportedModelError(f"quantization {kind} is not supported") from error
+def _read_fully(file: BinaryIO, view: memoryview) -> bool:
+    """Return whether the file had enough; one read gives 2 GiB at most."""
+    at = 0
+    while at < len(view):
+        got = file.readinto(view[at:])  # pyright: ignore[reportAttributeAccessIssue]
+        if not got:
+            return False
+        at += got
+    return True
 
 
 def _half_split(values: "NDArray[Any]", head_rows: int) -> "NDArray[Any]":

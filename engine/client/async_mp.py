@@ -14,7 +14,6 @@ from typing import TypeVar
 
 import msgspec
 import zmq
-import zmq.asyncio
 
 from engine.client.collector import RequestOutputCollector
 from engine.client.core_client import (
@@ -27,6 +26,7 @@ from engine.client.core_client import (
 )
 from engine.client.hop_halves import received_half, sent_half
 from engine.client.resources import BackgroundResources
+from engine.client.socket_reader import SocketReader
 from engine.clock import now_ns
 from engine.wire.addresses import engine_identity, input_address, output_address, parse_identity
 from engine.wire.calls import Call
@@ -50,6 +50,7 @@ from engine.wire.sockets import (
     bind_pull,
     bind_router,
     is_probe,
+    send_frames,
     split,
 )
 
@@ -98,13 +99,15 @@ class AsyncMPClient(AsyncEngineCoreClient):
         self._collectors: dict[str, RequestOutputCollector] = {}
         self._calls: dict[str, _PendingCall] = {}
         self._connected: dict[bytes, asyncio.Event] = {}
-        self._resources = BackgroundResources(zmq.asyncio.Context())
+        self._resources: BackgroundResources[zmq.Socket[bytes]] = BackgroundResources(zmq.Context())
         self._finalizer = weakref.finalize(self, self._resources)
         try:
             context = self._resources.context
             own = self._resources.own
             self._router = own(bind_router(context, input_address(run_dir, name)))
-            self._pull = own(bind_pull(context, output_address(run_dir, name)))
+            pull = own(bind_pull(context, output_address(run_dir, name)))
+            self._from_pull = SocketReader(pull, self._receive)
+            self._from_router = SocketReader(self._router, self._receive_identified)
         except BaseException:
             self._finalizer()
             raise
@@ -114,8 +117,8 @@ class AsyncMPClient(AsyncEngineCoreClient):
     async def run(self) -> None:
         """Receive until cancelled; the owner's TaskGroup holds this task."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._receive(self._pull, identified=False))
-            tasks.create_task(self._receive(self._router, identified=True))
+            tasks.create_task(self._from_pull.run())
+            tasks.create_task(self._from_router.run())
 
     def close(self) -> None:
         """Close the sockets and what else was given to it; idempotent. What is in flight fails."""
@@ -295,10 +298,7 @@ class AsyncMPClient(AsyncEngineCoreClient):
     def _send_frames(self, identity: bytes, frames: list[bytes]) -> str | None:
         """Send without blocking; return why the socket refused, or None."""
         try:
-            # an asyncio socket's non-blocking send has always finished when it returns
-            sent = self._router.send_multipart([identity, *frames], flags=zmq.NOBLOCK)
-            assert isinstance(sent, asyncio.Future)
-            sent.result()
+            send_frames(self._router, [identity, *frames])
         except zmq.Again:
             return "its queue is full"
         except zmq.ZMQError as error:
@@ -306,6 +306,8 @@ class AsyncMPClient(AsyncEngineCoreClient):
                 raise
             self._connection(identity).clear()
             return "no route"
+        finally:
+            self._from_router.look_again()
         return None
 
     def _connection(self, identity: bytes) -> asyncio.Event:
@@ -313,20 +315,19 @@ class AsyncMPClient(AsyncEngineCoreClient):
 
     # ------------------------------------------------------------ receiving
 
-    async def _receive(self, socket: "zmq.asyncio.Socket", *, identified: bool) -> None:
-        while True:
-            frames: list[bytes] = await socket.recv_multipart()
-            if identified:
-                self._mark_connected(frames[0])
-                if is_probe(frames):
-                    continue
-            try:
-                incoming = split(frames, ENGINE_CODEC, identified=identified)
-            except UndecodableError as error:
-                self.counts.undecodable += 1
-                logger.warning("dropped frames that are not a message: %s", error)
-                continue
-            self._take(incoming)
+    def _receive(self, frames: list[bytes], *, identified: bool = False) -> None:
+        try:
+            incoming = split(frames, ENGINE_CODEC, identified=identified)
+        except UndecodableError as error:
+            self.counts.undecodable += 1
+            logger.warning("dropped frames that are not a message: %s", error)
+            return
+        self._take(incoming)
+
+    def _receive_identified(self, frames: list[bytes]) -> None:
+        self._mark_connected(frames[0])
+        if not is_probe(frames):
+            self._receive(frames, identified=True)
 
     def _mark_connected(self, identity: bytes) -> None:
         try:

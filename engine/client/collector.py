@@ -28,7 +28,8 @@ class RequestOutputCollector(OutputCollector):
         self._arrived_ns = 0
         self._pending: RequestOutput | None = None
         self._error: EngineDeadError | None = None
-        self._ready = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None
+        """Who waits for something to be here."""
 
     def put(
         self, output: RequestOutput, sent_ns: int | None = None, received_ns: int | None = None
@@ -47,24 +48,28 @@ class RequestOutputCollector(OutputCollector):
             self._pending, self._arrived_ns = output, arrived_ns
         else:
             self._pending = merge(self._pending, output)
-        self._ready.set()
+        self._wake()
 
     def fail(self, error: EngineDeadError) -> None:
         """Make `get` raise once what did arrive has been read."""
         self._error = error
-        self._ready.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """Return what has come since the last call; see `OutputCollector.get`."""
-        await self._ready.wait()
+        while self._pending is None:
+            if self._error is not None:
+                raise self._error
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         output, self._pending = self._pending, None
-        if output is None:
-            assert self._error is not None
-            raise self._error
-        if self._error is None:
-            self._ready.clear()
         self._note_taken()
         return output
+
+    def _wake(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None and not reader.done():  # it may have been cancelled
+            reader.set_result(None)
 
     def _note_taken(self) -> None:
         waited_ns = now_ns() - self._arrived_ns

@@ -24,16 +24,16 @@ from engine.client.reply_desk import PendingCall, ReplyDesk
 from engine.client.sync_mp import OnHop, ignore_hop, result_of
 from engine.clock import now_ns
 from engine.config import ClientEndpoint, EngineConfig
-from engine.core.batch import ConfigError, ModelFacts, ModelRunner
+from engine.core.batch import ConfigError, ModelRunner
 from engine.core.loop import EngineCore
 from engine.core.mail import Received
+from engine.core.ready import ready_message
 from engine.wire.calls import Call, Sleep
 from engine.wire.header import TraceContext, child_context
 from engine.wire.messages import (
     AbortReason,
     AbortRequests,
     AddRequest,
-    EngineReady,
     RequestOutput,
     ToEngine,
     UtilityCall,
@@ -98,7 +98,7 @@ class InprocClient(SyncEngineCoreClient):
             runner.release(2)
             raise
         self._finalizer = weakref.finalize(self, _shut_down, self._core, runner)
-        on_message(config.engine_id, config.epoch, _ready(self._config, facts, self._core))
+        on_message(config.engine_id, config.epoch, ready_message(self._config, facts, self._core))
 
     # ------------------------------------------------------------ life
 
@@ -231,28 +231,6 @@ def _refuse_waiting(call: object) -> None:
 def _shut_down(core: EngineCore, runner: ModelRunner) -> None:
     core.shut_down()
     runner.release(2)
-
-
-def _ready(config: EngineConfig, facts: ModelFacts, core: EngineCore) -> EngineReady:
-    return EngineReady(
-        model=config.model_name,
-        architecture=facts.architecture,
-        max_model_len=core.scheduler.max_len,
-        num_blocks=facts.num_blocks,
-        block_size=config.block_size,
-        vocab_size=facts.vocab_size,
-        dtype=facts.dtype,
-        device=facts.device,
-        kernel_backend=facts.kernel_backend,
-        weights_bytes=facts.weights_bytes,
-        kv_cache_bytes=facts.kv_cache_bytes,
-        resident_bytes=core.resident_bytes(),
-        dtype_reason=facts.dtype_reason,
-        max_loras=config.max_loras,
-        max_lora_rank=config.max_lora_rank if config.max_loras else 0,
-        sliding_window=facts.sliding_window,
-        num_window_blocks=facts.num_window_blocks,
-    )
 
 
 __all__ = ["ConfigError", "InprocClient"]

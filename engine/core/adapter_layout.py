@@ -3,8 +3,9 @@
 PEFT names modules as the checkpoint does (`q_proj`, `k_proj`, `v_proj`); the model multiplies with
 all of them at once (`layers.0.qkv`). Parts that share their input can also share one update, with
 their A matrices stacked and their B matrices on the diagonal of a larger one. That saves calls and
-wastes products with zeros. Measured in whole decode steps of a 135 M model on one CPU core: at rank
-8 an adapter costs half as much joined as apart, at rank 16 the same, at rank 64 a fifth more.
+wastes products with zeros: the C++ kernels do not want it, torch does. Measured in whole decode
+steps of a 135 M model on one CPU core, with torch: at rank 8 an adapter costs half as much joined
+as apart, at rank 16 the same, at rank 64 a fifth more.
 """
 
 import re
@@ -99,8 +100,11 @@ def linear_parts(model: ModelConfig, parameters: Sequence[Parameter]) -> dict[st
     return found
 
 
-def plan_updates(pieces: Sequence[Piece]) -> list[PlannedUpdate]:
-    """Return which pieces share an update: those of one fused layer, if that is not too large."""
+def plan_updates(pieces: Sequence[Piece], *, joins: bool = True) -> list[PlannedUpdate]:
+    """Return which pieces share an update: those of one fused layer, if that is not too large.
+
+    Without `joins`, each has its own.
+    """
     by_parameter: dict[str, list[Piece]] = {}
     for piece in pieces:
         by_parameter.setdefault(piece.part.parameter, []).append(piece)
@@ -108,7 +112,7 @@ def plan_updates(pieces: Sequence[Piece]) -> list[PlannedUpdate]:
     for together in by_parameter.values():
         joined = PlannedUpdate(tuple(sorted(together, key=lambda piece: piece.part.first_row)))
         rows, rank = joined.up_shape
-        if rows * rank * _FLOAT_BYTES <= JOINED_BYTES:
+        if joins and rows * rank * _FLOAT_BYTES <= JOINED_BYTES:
             planned.append(joined)
         else:
             planned += [PlannedUpdate((piece,)) for piece in joined.pieces]

@@ -33,7 +33,7 @@ from engine.core.adapter_layout import (
     plan_updates,
 )
 from engine.core.memory import allocate
-from engine.layers.lora import LowRankUpdate
+from engine.layers.lora import AdapterKernels, LowRankUpdate
 
 _PREFIX = "base_model.model."
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
@@ -65,11 +65,19 @@ class AdapterReader:
     Args:
         parts: The model's linear layers, see `linear_parts`.
         max_rank: Highest rank that is taken.
+        kernels: Say how the matrices lie in memory; by default as for torch.
     """
 
-    def __init__(self, parts: Mapping[str, LinearPart], max_rank: int) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, LinearPart],
+        max_rank: int,
+        kernels: AdapterKernels | None = None,
+    ) -> None:
         self._parts = parts
         self._max_rank = max_rank
+        self._joins = kernels is None or kernels.joins
+        self._transposes = kernels is not None and kernels.transposes
         widths = sum(part.num_rows + part.num_columns for part in parts.values())
         self._max_file_bytes = 4 * max_rank * widths + MAX_HEADER_BYTES
 
@@ -92,7 +100,10 @@ class AdapterReader:
             header_bytes = header_size(file)
             entries = index_weights(file, header_bytes, before[0])
             pieces = self._pieces(entries, config)
-            adapter = _read_weights(_Stream(file, config, should_stop), header_bytes, pieces)
+            planned = plan_updates(list(pieces.by_module.values()), joins=self._joins)
+            blank = _blank_updates(planned, transposes=self._transposes)
+            stream = _Stream(file, config, should_stop)
+            adapter = _read_weights(stream, header_bytes, pieces, (planned, blank))
             if file_version(file) != before:
                 raise AdapterError(f"{WEIGHTS_FILE} changed while it was read")
         return adapter
@@ -145,6 +156,10 @@ class _Pieces:
     """In the file's order."""
 
 
+_Layout = tuple[list[PlannedUpdate], list[LowRankUpdate]]
+"""What becomes one update, and the memory for each of them."""
+
+
 class _Stream:
     """The weights file, front to back, hashed on the way."""
 
@@ -171,9 +186,10 @@ class _Stream:
         return self._hash.hexdigest()
 
 
-def _read_weights(stream: _Stream, header_bytes: int, pieces: _Pieces) -> ReadAdapter:
-    planned = plan_updates(list(pieces.by_module.values()))
-    blank = _blank_updates(planned)
+def _read_weights(
+    stream: _Stream, header_bytes: int, pieces: _Pieces, layout: _Layout
+) -> ReadAdapter:
+    planned, blank = layout
     places = _places(planned, blank)
     stream.take(header_bytes, "its header")
     for entry in pieces.entries:
@@ -199,16 +215,20 @@ def _read_weights(stream: _Stream, header_bytes: int, pieces: _Pieces) -> ReadAd
     )
 
 
-def _blank_updates(planned: Sequence[PlannedUpdate]) -> list[LowRankUpdate]:
+def _blank_updates(planned: Sequence[PlannedUpdate], *, transposes: bool) -> list[LowRankUpdate]:
     """Return zeroed updates in one block of memory, which goes back to the system with them."""
     shapes: dict[str, tuple[int, int]] = {}
     for index, plan in enumerate(planned):
-        shapes |= {f"{index}.down": plan.down_shape, f"{index}.up": plan.up_shape}
+        columns, rank = plan.up_shape
+        up_shape = (rank, columns) if transposes else (columns, rank)
+        shapes |= {f"{index}.down": plan.down_shape, f"{index}.up": up_shape}
     block = allocate(shapes, torch.float32, _CPU)
-    return [
-        LowRankUpdate(plan.first_row, block[f"{index}.down"], block[f"{index}.up"])
-        for index, plan in enumerate(planned)
-    ]
+    updates: list[LowRankUpdate] = []
+    for index, plan in enumerate(planned):
+        up = block[f"{index}.up"]
+        up = up.T if transposes else up
+        updates.append(LowRankUpdate(plan.first_row, block[f"{index}.down"], up))
+    return updates
 
 
 def _places(

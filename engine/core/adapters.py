@@ -7,6 +7,7 @@ them); at most `max_loras` of them are in slots, from which steps use them.
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,9 +23,8 @@ from engine.core.adapter_memory import AdapterMemory
 from engine.core.adapter_reader import AdapterReader, ReadAdapter
 from engine.core.adapter_slots import AdapterSlots
 from engine.core.batch import AdapterCounts, AdapterRefusedError
-from engine.kernels.backend import KernelBackend
 from engine.layers.linear import StepAdapters
-from engine.layers.lora import AdapterRows, PackedAdapters, prepare, row_groups
+from engine.layers.lora import AdapterKernels, AdapterRows, row_groups
 from engine.models.parameters import Parameter
 from engine.wire.calls import AdapterList, AdapterState, AdapterUnloaded, LoadAdapter
 
@@ -57,7 +57,7 @@ class AdapterStore:
     Args:
         config: How many adapters there may be.
         reader: Reads adapters of this model.
-        kernels: Computes the products.
+        kernels: Prepare adapters and what steps need of them.
         device: Where steps run.
         on_ready: Called from the reading thread when `advance` has something to take in.
         clock: Nanoseconds.
@@ -67,7 +67,7 @@ class AdapterStore:
         self,
         config: EngineConfig,
         reader: AdapterReader,
-        kernels: KernelBackend,
+        kernels: AdapterKernels,
         device: torch.device,
         on_ready: Callable[[], None],
         clock: Callable[[], int] = now_ns,
@@ -128,13 +128,12 @@ class AdapterStore:
             return None
         updates = self._slots.bring([self._content(content_hash) for content_hash in rows])
         groups = [AdapterRows(*group) for group in zip(rows.values(), updates, strict=True)]
-        return PackedAdapters(groups, self._kernels)
+        return self._kernels.step(groups)
 
     def _read(self, path: Path, should_stop: Callable[[], bool]) -> ReadAdapter:
         """Read and prepare an adapter, in the reading thread."""
         adapter = self._reader.read(path, should_stop)
-        prepare(adapter.updates, self._kernels, self._device)
-        return adapter
+        return replace(adapter, updates=self._kernels.prepare(adapter.updates))
 
     def _content(self, content_hash: str) -> AdapterContent:
         content = self._memory.contents.get(content_hash)
@@ -316,10 +315,10 @@ def make_adapter_store(
     config: EngineConfig,
     model: ModelConfig,
     parameters: Sequence[Parameter],
-    kernels: KernelBackend,
+    kernels: AdapterKernels,
     device: torch.device,
     on_ready: Callable[[], None],
 ) -> AdapterStore:
     """Make the store of a model's adapters; for the arguments see `AdapterStore`."""
-    reader = AdapterReader(linear_parts(model, parameters), config.max_lora_rank)
+    reader = AdapterReader(linear_parts(model, parameters), config.max_lora_rank, kernels)
     return AdapterStore(config, reader, kernels, device, on_ready)

@@ -202,6 +202,12 @@ class ModelFacts:
     peak_flops: float = 0.0
     peak_bytes_per_s: float = 0.0
     num_threads: int = 0
+    kernel_path: str = ""
+    kernel_reason: str = ""
+    quantization: str = "none"
+    quantization_reason: str = ""
+    kv_cache_dtype: str = ""
+    weight_cache: str = "off"
 
 
 @dataclass(slots=True, frozen=True)

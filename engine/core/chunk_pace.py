@@ -1,4 +1,4 @@
-"""How much of long prompts a step may take, so that decoding requests hardly notice.
+"""How much of prompts a step may take, so that decoding requests hardly notice.
 
 A step lasts as long as what is in it: a decode that shares its step with a large chunk of a prompt
 waits for the chunk. So the pace measures what steps of decodes alone last and what a prompt token
@@ -9,6 +9,12 @@ STRETCH = 1.7
 """Step beside decodes that is aimed at, as a multiple of a step of decodes alone: noise and growing
 contexts then leave the 95th percentile of token gaps at about twice the usual, unless the smallest
 chunk alone takes longer (`ops/bench/long_prompt.py`)."""
+ALL_STRETCH = 2.4
+"""The same for all prompts of a step together, short ones too: several that come at once are spread
+over steps, so that the 99th percentile of token gaps stays below three times the median."""
+_LEAST_TOKENS = 64
+"""Of all prompts together a step may always take so many: with few decodes steps are short, and
+pieces that keep them so would make everybody's prompt slow."""
 _WEIGHT = 0.2
 """Of the newest step in the moving averages."""
 _REFRESH_STEPS = 32
@@ -47,6 +53,13 @@ class ChunkPace:
             return max(self._budget // 4, self._smallest)
         tokens = int((STRETCH - 1.0) * self._decode_ns / self._prompt_token_ns)
         return max(self._smallest, min(tokens, self._budget))
+
+    def limit_of_all(self) -> int:
+        """Return how many tokens all prompts together may take of a step that has decodes."""
+        if self._threshold or self._decode_ns is None or not self._prompt_token_ns:
+            return self._budget
+        tokens = int((ALL_STRETCH - 1.0) * self._decode_ns / self._prompt_token_ns)
+        return max(_LEAST_TOKENS, self._smallest, min(tokens, self._budget))
 
     def observe(self, prompt_tokens: int, decode_tokens: int, took_ns: int) -> None:
         """Learn from a step."""

@@ -1,7 +1,6 @@
 """One step on the device: pack, run the model, sample, keep the drafts that were right."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,23 +8,11 @@ from torch import Tensor
 from engine.clock import now_ns
 from engine.core.batch import OnStage, Sampled, SampleRow, ScheduledRequest, StepResult, no_stage
 from engine.core.sampler import Sampler, prompt_logprobs
-from engine.core.step_input import Bounds, pack, prompt_rows, sample_rows
-from engine.kernels.backend import KernelBackend, LayerCache
+from engine.core.step_input import pack, prompt_rows, sample_rows
+from engine.kernels.model import LoadedModel
+from engine.kernels.sampling import SamplingKernels
 from engine.layers.linear import StepAdapters
-from engine.models.decoder import Decoder
 from engine.wire.flight import BUILT, FORWARD, SAMPLED
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A model in memory with its KV cache."""
-
-    decoder: Decoder
-    caches: Sequence[LayerCache]
-    kernels: KernelBackend
-    bounds: Bounds
-    device: torch.device
-    weights_bytes: int
 
 
 @torch.inference_mode()
@@ -36,27 +23,36 @@ def run_step(
     adapters: StepAdapters | None = None,
     on_stage: OnStage = no_stage,
 ) -> StepResult:
-    """Compute requests that are within bounds; see `ModelRunner.execute`."""
-    packed = pack(batch, model.kernels, model.bounds, model.device, adapters)
-    result = StepResult(built_ns=now_ns(), rows=packed.token_ids.shape[0])
+    """Compute requests; see `ModelRunner.execute`.
+
+    Raises:
+        StepValueError: a model that looks for it found a value that is out of bounds.
+    """
+    packed = pack(batch)
+    result = StepResult(built_ns=now_ns(), rows=model.padded_rows(len(packed.token_ids)))
     on_stage(BUILT, result.built_ns)
-    logits = model.decoder.forward(packed, model.caches)
+    logits = model.forward(packed, adapters)
     result.forwarded_ns = now_ns()
     on_stage(FORWARD, result.forwarded_ns)
     rows = [row for request in batch for row in sample_rows(request)]
-    _score_prompts(logits[len(rows) :], batch, result)
+    _score_prompts(logits[len(rows) :], batch, model.sampling, result)
     if rows:
         _keep(sampler.sample(logits[: len(rows)], rows), batch, rows, result)
     on_stage(SAMPLED, now_ns())
     return result
 
 
-def _score_prompts(logits: Tensor, batch: Sequence[ScheduledRequest], result: StepResult) -> None:
+def _score_prompts(
+    logits: Tensor,
+    batch: Sequence[ScheduledRequest],
+    kernels: SamplingKernels,
+    result: StepResult,
+) -> None:
     start = 0
     for scored in prompt_rows(batch):
         end = start + len(scored.targets)
         result.prompt_logprobs[scored.request_id] = prompt_logprobs(
-            logits[start:end], scored.targets, scored.num_best
+            logits[start:end], scored.targets, scored.num_best, kernels
         )
         start = end
 

@@ -18,7 +18,7 @@ from engine.core.records import RecordBuffer
 from engine.wire.addresses import engine_identity
 from engine.wire.codec import ENGINE_CODEC, UndecodableError
 from engine.wire.messages import AbortRequests, AddRequest, UtilityCall
-from engine.wire.sockets import Incoming, MessageCounts, connect_dealer, split
+from engine.wire.sockets import Incoming, MessageCounts, connect_dealer, receive_frames, split
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class InputThread(threading.Thread):
     def _receive(self, socket: "zmq.Socket[bytes]", client: int) -> None:
         for _ in range(BURST):
             try:
-                frames = socket.recv_multipart(zmq.NOBLOCK)
+                frames = receive_frames(socket)
             except zmq.Again:
                 return
             try:

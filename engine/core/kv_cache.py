@@ -15,7 +15,7 @@ from engine.core.batch import ConfigError
 from engine.core.memory import allocate
 from engine.kernels.backend import LayerCache
 
-_DEFAULT_CPU_BYTES = 512 << 20
+_DEFAULT_CPU_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,21 @@ class _Needs:
         return full + self.window_blocks(tokens) * self.window_block_bytes
 
 
+def plain_block_bytes(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
+    """Return the size of a block of one layer whose keys and values are tensors of `dtype`."""
+    return 2 * model.num_kv_heads * model.head_dim * dtype.itemsize * config.block_size
+
+
 def plan_cache(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, model: ModelConfig, layer_bytes: int, device: torch.device
 ) -> CacheSize:
     """Decide the number of blocks and the longest context.
+
+    Args:
+        config: Says how much memory there is.
+        model: Its layers and windows.
+        layer_bytes: Of a block in one layer.
+        device: Where the cache is.
 
     Raises:
         ConfigError: the cache is too small, or `max_model_len` is more than the model or it hold.
@@ -84,7 +95,7 @@ def plan_cache(
             f"max_model_len is {config.max_model_len}, "
             f"the model holds 1 to {model.max_position_embeddings}"
         )
-    needs = _needs(config, model, dtype)
+    needs = _needs(config, model, layer_bytes)
     budget = _budget_bytes(config, device)
     length = _context_length(config, model, needs, budget)
     num_blocks, num_window_blocks = _share(needs, budget, length, config)
@@ -99,8 +110,7 @@ def plan_cache(
     )
 
 
-def _needs(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> _Needs:
-    layer_bytes = 2 * model.num_kv_heads * model.head_dim * dtype.itemsize * config.block_size
+def _needs(config: EngineConfig, model: ModelConfig, layer_bytes: int) -> _Needs:
     sliding = model.num_sliding_layers
     chunk = config.max_num_batched_tokens + config.speculative_tokens
     return _Needs(

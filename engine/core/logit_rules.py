@@ -4,34 +4,39 @@ Applied in this order, each row by its own rules alone.
 """
 
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from engine.core.batch import SampleRow, TokenMask
 from engine.core.endings import NOTHING_LEFT
+from engine.core.kept import Kept
+from engine.kernels.sampling import SamplingKernels
+from engine.kernels.torch_sampling import TorchSampling
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 BiasTensors = tuple[Tensor, Tensor]
 
 NO_MASK = "the grammar could not say which tokens are allowed"
 NO_NUMBER = "the model gave no number"
-_KEPT_LISTS = 256
 _LOWEST = float("-inf")
 _WORD_BITS = 32
+_SIGN = 1 << 31
 
 
 class LogitRules:
-    """Applies the rules of a batch."""
+    """Applies the rules of a batch.
 
-    def __init__(self) -> None:
-        self._allowed = _Kept[Tensor]()
-        self._biases = _Kept[BiasTensors]()
+    Args:
+        kernels: Look at and change the logits; plain torch by default.
+    """
+
+    def __init__(self, kernels: SamplingKernels | None = None) -> None:
+        self._kernels = kernels or TorchSampling()
+        self._allowed = Kept[Tensor]()
+        self._biases = Kept[BiasTensors]()
 
     def apply(self, logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, str]:
         """Set what is forbidden to minus infinity and add biases, in place.
@@ -49,23 +54,61 @@ class LogitRules:
         limited = [at for at, row in enumerate(rows) if _is_limited(row)]
         faults: dict[int, str] = {}
         if limited:
-            numberless = dict.fromkeys(_without_number(logits, limited), NO_NUMBER)
+            numberless = dict.fromkeys(self._without_number(logits, limited), NO_NUMBER)
             maskless = self._limit(logits, rows)
-            empty = dict.fromkeys(_without_number(logits, limited), NOTHING_LEFT)
+            empty = dict.fromkeys(self._without_number(logits, limited), NOTHING_LEFT)
             faults = {**empty, **maskless, **numberless}
-        _ban(logits, rows, limited)
+        if any(row.banned_token_ids for row in rows):
+            self._ban(logits, rows, set(limited))
         self._add_bias(logits, rows)
         return faults
 
+    def _without_number(self, logits: Tensor, rows: list[int]) -> list[int]:
+        """Return the rows whose best logit is no finite number."""
+        finite: list[bool] = self._kernels.greatest(logits, rows)[0].isfinite().tolist()
+        return [at for at, is_finite in zip(rows, finite, strict=True) if not is_finite]
+
     def _limit(self, logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, str]:
         """Forbid by allowed tokens, grammar and bad words."""
-        for at, row in enumerate(rows):
-            ids = row.sampling.allowed_token_ids
-            if ids:
-                _keep_only(logits[at], self._allowed.of(ids, lambda ids=ids: _known(ids, logits)))
-        faults = _apply_grammars(logits, rows)
+        vocab_size = logits.shape[1]
+        listed = [at for at, row in enumerate(rows) if row.sampling.allowed_token_ids]
+        if listed:
+            lists = [rows[at].sampling.allowed_token_ids for at in listed]
+            words = [
+                self._allowed.of(ids, lambda ids=ids: _words_of(ids, vocab_size)) for ids in lists
+            ]
+            self._kernels.forbid(logits, listed, words)
+        faults = self._apply_grammars(logits, rows)
         _forbid(logits, list(_bad_word_pairs(rows)))
         return faults
+
+    def _apply_grammars(self, logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, str]:
+        """Mask by every row's grammar; return the rows whose grammar failed."""
+        faults: dict[int, str] = {}
+        masks: dict[int, Tensor] = {}
+        for at, row in enumerate(rows):
+            if row.grammar is None:
+                continue
+            mask = _mask_words(row.grammar)
+            if mask is None:
+                faults[at] = NO_MASK
+            else:
+                masks[at] = mask
+        if masks:
+            self._kernels.forbid(logits, list(masks), list(masks.values()))
+        return faults
+
+    def _ban(self, logits: Tensor, rows: Sequence[SampleRow], limited: set[int]) -> None:
+        """Forbid banned tokens, but not in limited rows that have nothing else."""
+        pairs = [(at, token_id) for at, row in enumerate(rows) for token_id in row.banned_token_ids]
+        pairs = [(at, token_id) for at, token_id in pairs if 0 <= token_id < logits.shape[1]]
+        saved = [pair for pair in pairs if pair[0] in limited]
+        values = logits[tuple(zip(*saved, strict=True))].tolist() if saved else []
+        _forbid(logits, pairs)
+        stuck = set(self._without_number(logits, sorted({at for at, _ in saved}))) if saved else ()
+        for (at, token_id), value in zip(saved, values, strict=True):
+            if at in stuck:
+                logits[at, token_id] = value
 
     def _add_bias(self, logits: Tensor, rows: Sequence[SampleRow]) -> None:
         for at, row in enumerate(rows):
@@ -75,40 +118,19 @@ class LogitRules:
                 logits[at].index_add_(0, ids, biases)
 
 
-class _Kept(Generic[T]):
-    """What was made of the long tuples in `SamplingParams`, which stay the same over all steps.
-
-    Kept by identity, together with the tuple itself: it is immutable, and while it is held no other
-    object has its identity.
-    """
-
-    def __init__(self) -> None:
-        self._made: OrderedDict[int, tuple[object, T]] = OrderedDict()
-
-    def of(self, source: tuple[object, ...], make: Callable[[], T]) -> T:
-        """Return what is kept of `source`, or make it."""
-        known = self._made.pop(id(source), None) or (source, make())
-        self._made[id(source)] = known
-        if len(self._made) > _KEPT_LISTS:
-            self._made.popitem(last=False)
-        return known[1]
-
-
 def _is_limited(row: SampleRow) -> bool:
     sampling = row.sampling
     return bool(row.grammar or sampling.allowed_token_ids or sampling.bad_words)
 
 
-def _without_number(logits: Tensor, rows: list[int]) -> list[int]:
-    """Return the rows whose best logit is no finite number."""
-    finite: list[bool] = logits[rows].amax(dim=-1).isfinite().tolist()
-    return [at for at, is_finite in zip(rows, finite, strict=True) if not is_finite]
-
-
-def _known(ids: Sequence[int], logits: Tensor) -> Tensor:
-    """Return the ids that have a logit."""
-    known = [token_id for token_id in ids if 0 <= token_id < logits.shape[1]]
-    return torch.tensor(known, dtype=torch.long, device=logits.device)
+def _words_of(ids: Sequence[int], vocab_size: int) -> Tensor:
+    """Return the mask that allows these tokens, see `SamplingKernels.forbid`."""
+    num_words = -(-vocab_size // _WORD_BITS)
+    bits = torch.zeros(num_words * _WORD_BITS, dtype=torch.int64)
+    bits[[token_id for token_id in ids if 0 <= token_id < vocab_size]] = 1
+    words = (bits.view(num_words, _WORD_BITS) << torch.arange(_WORD_BITS)).sum(dim=1)
+    words[words >= _SIGN] -= 2 * _SIGN
+    return words.to(torch.int32)
 
 
 def _bias(pairs: Sequence[tuple[int, float]], logits: Tensor) -> BiasTensors:
@@ -118,48 +140,12 @@ def _bias(pairs: Sequence[tuple[int, float]], logits: Tensor) -> BiasTensors:
     return ids, torch.tensor(biases, dtype=logits.dtype, device=logits.device)
 
 
-def _keep_only(logits: Tensor, ids: Tensor) -> None:
-    kept = logits[ids]
-    logits.fill_(_LOWEST)
-    logits[ids] = kept
-
-
-def _apply_grammars(logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, str]:
-    """Mask by every row's grammar; return the rows whose grammar failed."""
-    faults: dict[int, str] = {}
-    asked: list[int] = []
-    words: list[Tensor] = []
-    num_words = -(-logits.shape[1] // _WORD_BITS)
-    for at, row in enumerate(rows):
-        if row.grammar is None:
-            continue
-        mask = _mask_words(row.grammar, num_words)
-        if mask is None:
-            faults[at] = NO_MASK
-        else:
-            asked.append(at)
-            words.append(mask)
-    if asked:
-        forbidden = ~_unpack(torch.stack(words).to(logits.device))[:, : logits.shape[1]]
-        for index, at in enumerate(asked):
-            logits[at].masked_fill_(forbidden[index], _LOWEST)
-    return faults
-
-
-def _mask_words(grammar: TokenMask, num_words: int) -> Tensor | None:
-    """Return `num_words` words of a grammar's mask: tokens beyond it are not allowed."""
+def _mask_words(grammar: TokenMask) -> Tensor | None:
     try:
-        mask = torch.as_tensor(grammar.mask(), dtype=torch.int32).flatten()
+        return torch.as_tensor(grammar.mask(), dtype=torch.int32).flatten().contiguous()
     except Exception:
         logger.exception("a grammar gave no mask")
         return None
-    return torch.nn.functional.pad(mask[:num_words], (0, num_words - len(mask[:num_words])))
-
-
-def _unpack(words: Tensor) -> Tensor:
-    """Return the bits of `[rows, words]` int32, lowest first, as booleans `[rows, 32 * words]`."""
-    shifts = torch.arange(_WORD_BITS, dtype=torch.int32, device=words.device)
-    return ((words.unsqueeze(-1) >> shifts) & 1).bool().flatten(1)
 
 
 def _bad_word_pairs(rows: Sequence[SampleRow]) -> Iterator[tuple[int, int]]:
@@ -181,19 +167,3 @@ def _forbid(logits: Tensor, pairs: list[tuple[int, int]]) -> None:
     if known:
         rows, ids = zip(*known, strict=True)
         logits[list(rows), list(ids)] = _LOWEST
-
-
-def _ban(logits: Tensor, rows: Sequence[SampleRow], limited: list[int]) -> None:
-    """Forbid banned tokens, but not in limited rows that have nothing else."""
-    if not any(row.banned_token_ids for row in rows):
-        return
-    pairs = [(at, token_id) for at, row in enumerate(rows) for token_id in row.banned_token_ids]
-    known = [(at, token_id) for at, token_id in pairs if 0 <= token_id < logits.shape[1]]
-    saved = [
-        (at, token_id, logits[at, token_id].clone()) for at, token_id in known if at in limited
-    ]
-    _forbid(logits, known)
-    stuck = set(_without_number(logits, [at for at in limited if rows[at].banned_token_ids]))
-    for at, token_id, value in saved:
-        if at in stuck:
-            logits[at, token_id] = value

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from msgspec import Struct
+
 from engine.core.batch import Progress
 from engine.wire.header import Header, TraceContext, child_context
 from engine.wire.hops import HopLink, HopReceived, HopRecord, StepRecord
 from engine.wire.messages import FromEngine, ToEngine
 
 
-@dataclass(slots=True, frozen=True)
-class Received:
+class Received(Struct, frozen=True):
     """A message of a client, from the input thread to the loop."""
 
     client: int
@@ -41,9 +42,8 @@ Mail = Received | CutOff | StopRequested | WakeUp
 Outcome = Literal["ok", "fenced", "undecodable", "unknown"]
 
 
-@dataclass(slots=True, frozen=True)
-class Outgoing:
-    """A message for a client, from the loop to the output thread."""
+class Outgoing(Struct, frozen=True, gc=False):
+    """A message for a client, from the loop to the socket."""
 
     client: int
     body: FromEngine
@@ -56,8 +56,7 @@ class Outgoing:
     """Name of the utility call that this answers."""
 
 
-@dataclass(slots=True, frozen=True)
-class StepStamps:
+class StepStamps(Struct, frozen=True, gc=False):
     """When the parts of a step ended that are not the scheduler's business."""
 
     scheduled_ns: int

@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 import zmq
+from msgspec.structs import replace
 
 from engine.core.endings import CLIENT_CUT_OFF
 from engine.core.mail import Outgoing
@@ -21,7 +21,7 @@ from engine.wire.messages import (
     Heartbeat,
     RequestOutput,
 )
-from engine.wire.sockets import HeaderMaker, MessageCounts
+from engine.wire.sockets import HeaderMaker, MessageCounts, send_frames
 
 ONLY_COUNTED = (EngineRecords, Heartbeat, EngineStats, EngineProgress)
 """Messages that get no hop record: records of records would never end."""
@@ -60,6 +60,10 @@ class Outbox:
         self._cut_off = True
         self._waiting = deque(_essence(self._waiting)[: self._limit // 2])
         return False
+
+    def send_now(self, outgoing: Outgoing, sender: "Sender") -> bool:
+        """Send a message if nothing waits and the socket takes it."""
+        return not self._waiting and sender.send(self.socket, self.name, outgoing)
 
     def flush(self, sender: "Sender") -> None:
         """Send what the socket takes now."""
@@ -119,7 +123,7 @@ class Sender:
         header = self._headers.make(outgoing.context, self._headers.sender_epoch)
         frames = ENGINE_CODEC.encode(header, outgoing.body)
         try:
-            socket.send_multipart(frames, flags=zmq.NOBLOCK)
+            send_frames(socket, frames)
         except zmq.Again:
             return False
         self._counts.sent[type(outgoing.body).__name__] += 1

@@ -1,4 +1,9 @@
-"""The output thread: encodes messages and sends each to its client, never waiting for one."""
+"""The output thread: encodes messages and sends each to its client, never waiting for one.
+
+Outputs of a step do not need it as a rule: the loop sends them itself, at once. To wake a thread
+costs more than to send, and it would want the interpreter's lock just when the next step is packed.
+What a client does not take at once, and the reports, are this thread's.
+"""
 
 import contextlib
 import logging
@@ -11,7 +16,7 @@ from typing import Any
 import zmq
 
 from engine.clock import now_ns
-from engine.config import EngineConfig
+from engine.config import ClientEndpoint, EngineConfig
 from engine.core.mail import CutOff, Outgoing
 from engine.core.outbox import Outbox, Sender
 from engine.core.records import RecordBuffer
@@ -25,6 +30,9 @@ RETRY_MS = 50
 
 class OutputThread(threading.Thread):
     """Owns the PUSH sockets, one per client, and the outboxes before them.
+
+    Whoever holds the lock may use the sockets. The thread polls one without it, but only one with
+    a message in its outbox, and nobody else sends past that.
 
     Args:
         context: ZeroMQ context.
@@ -53,6 +61,7 @@ class OutputThread(threading.Thread):
         self._posted: deque[Outgoing] = deque()
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._outboxes: list[Outbox] = []
+        self._lock = threading.Lock()
         self._stop_at_ns: int | None = None
 
     @property
@@ -60,8 +69,13 @@ class OutputThread(threading.Thread):
         """Messages that clients have not read yet."""
         return len(self._posted) + sum(map(len, self._outboxes))
 
+    def send(self, outgoing: Outgoing) -> None:
+        """Send a message at once if its client takes it, else `post` it."""
+        if not self._send_at_once(outgoing):
+            self.post(outgoing)
+
     def post(self, outgoing: Outgoing) -> None:
-        """Hand a message over; from any thread, never blocks."""
+        """Hand a message over to be sent by this thread; from any thread, never blocks."""
         self._posted.append(outgoing)
         os.eventfd_write(self._wakeup, 1)
 
@@ -73,13 +87,26 @@ class OutputThread(threading.Thread):
     def run(self) -> None:
         """Send until stopped. An error ends the thread, and the loop sees that."""
         try:
-            for client in self._config.clients:
-                socket = connect_push(self._context, client.output)
-                self._outboxes.append(Outbox(client.name, socket, self._config.outbox_limit))
+            self._outboxes = [self._connect(client) for client in self._config.clients]
             self._serve()
             self._close()
         except Exception:
             logger.exception("the output thread died")
+
+    def _connect(self, client: ClientEndpoint) -> Outbox:
+        socket = connect_push(self._context, client.output)
+        return Outbox(client.name, socket, self._config.outbox_limit)
+
+    def _send_at_once(self, outgoing: Outgoing) -> bool:
+        """Send a message unless another one has to go before it, or the socket is busy."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._posted or not self._outboxes:
+                return False
+            return self._outboxes[outgoing.client].send_now(outgoing, self._sender)
+        finally:
+            self._lock.release()
 
     def wind_down(self, flush_s: float) -> None:
         """Send what is left in the caller's thread: this one has died and been joined."""
@@ -92,10 +119,11 @@ class OutputThread(threading.Thread):
         poller.register(self._wakeup, zmq.POLLIN)
         while not self._is_done():
             poller.poll(None if self._stop_at_ns is None else RETRY_MS)
-            self._distribute()
-            for outbox in self._outboxes:
-                outbox.flush(self._sender)
-                _watch(poller, outbox)
+            with self._lock:
+                self._distribute()
+                for outbox in self._outboxes:
+                    outbox.flush(self._sender)
+                    _watch(poller, outbox)
 
     def _is_done(self) -> bool:
         if self._stop_at_ns is None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from engine.core.batch import SampleRow
+from engine.kernels.sampling import PenaltyFactors, Said, SamplingKernels
+from engine.kernels.torch_sampling import TorchSampling
 from engine.wire.messages import SamplingParams
 
 MAX_KEPT_TOKENS = 1 << 20
@@ -48,13 +50,12 @@ class TokenCounts:
         for token_id in history[shared:]:
             self._push(token_id)
 
-    def ids(self) -> Tensor:
-        """Return the distinct tokens; valid until the next `follow`."""
-        return torch.frombuffer(self._ids, dtype=torch.int64)
-
-    def outputs(self) -> Tensor:
-        """Return how often each of them is in the output; valid until the next `follow`."""
-        return torch.frombuffer(self._outputs, dtype=torch.int64)
+    def said(self) -> Said:
+        """Return the distinct tokens and their counts; to be dropped before the next `follow`."""
+        return Said(
+            ids=torch.frombuffer(self._ids, dtype=torch.int64),
+            outputs=torch.frombuffer(self._outputs, dtype=torch.int64),
+        )
 
     def _push(self, token_id: int) -> None:
         slot = self._slots.setdefault(token_id, len(self._ids))
@@ -76,9 +77,14 @@ class TokenCounts:
 
 
 class Penalties:
-    """Applies the penalties of a batch."""
+    """Applies the penalties of a batch.
 
-    def __init__(self) -> None:
+    Args:
+        kernels: Change the logits; plain torch by default.
+    """
+
+    def __init__(self, kernels: SamplingKernels | None = None) -> None:
+        self._kernels = kernels or TorchSampling()
         self._kept: OrderedDict[str, tuple[int, TokenCounts]] = OrderedDict()
         """By request, the least recent first, with the step that used it last."""
         self._step = 0
@@ -90,7 +96,8 @@ class Penalties:
         self._step += 1
         for at, row in enumerate(rows):
             if has_penalty(row.sampling) and row.history:
-                _penalise(logits[at], self._counts(row), row.sampling)
+                counts = self._counts(row)
+                self._kernels.penalise(logits[at], counts.said(), _factors(row.sampling))
         self._forget_idle()
 
     def _counts(self, row: SampleRow) -> TokenCounts:
@@ -114,28 +121,19 @@ class Penalties:
             self.num_kept_tokens -= len(counts.tokens)
 
 
-def _penalise(logits: Tensor, counts: TokenCounts, sampling: SamplingParams) -> None:
-    """Apply all three penalties to one row, in this order.
-
-    Source:
-        Repetition: Keskar et al. 2019, CTRL, section 4.1, https://arxiv.org/abs/1909.05858, with
-        negative logits multiplied. Frequency and presence: the OpenAI API reference.
-    """
-    ids = counts.ids().to(logits.device)
-    values, factor = logits[ids], sampling.repetition_penalty
-    if factor != 1.0:
-        values = torch.where(values > 0, values / factor, values * factor)
-    if sampling.frequency_penalty or sampling.presence_penalty:
-        outputs = counts.outputs().to(logits.device)
-        values -= sampling.frequency_penalty * outputs
-        values -= sampling.presence_penalty * (outputs > 0)
-    logits[ids] = values
+def _factors(sampling: SamplingParams) -> PenaltyFactors:
+    return PenaltyFactors(
+        repetition=sampling.repetition_penalty,
+        frequency=sampling.frequency_penalty,
+        presence=sampling.presence_penalty,
+    )
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many leading tokens are the same."""
     length = min(len(first), len(second))
-    if first[:length] == second[:length]:  # the usual case, at the speed of a memory compare
+    begin = first if len(first) == length else first[:length]  # copied only if it must be
+    if begin == second[:length]:  # the usual case, at the speed of a memory compare
         return length
     pairs = zip(first, second, strict=False)
     return next((at for at, (one, other) in enumerate(pairs) if one != other), length)

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import signal
+import sys
 import traceback
 from collections.abc import Callable
 
@@ -15,17 +16,18 @@ import zmq
 
 from engine.clock import now_ns
 from engine.config import EngineConfig
-from engine.core.batch import ConfigError, DeviceFatalError, ModelFacts, ModelRunner
+from engine.core.batch import ConfigError, DeviceFatalError, ModelRunner
 from engine.core.flight_recorder import open_flight_recorder
 from engine.core.input_thread import InputThread
 from engine.core.loop import EngineCore
 from engine.core.mail import Mail, Outgoing, StopRequested, WakeUp
 from engine.core.output_thread import OutputThread
+from engine.core.ready import ready_message
 from engine.core.records import RecordBuffer
 from engine.core.reports import Reporter, SocketAccounts
 from engine.wire.header import new_context
 from engine.wire.hops import HopRecord, StepRecord
-from engine.wire.messages import EngineDead, EngineHello, EngineReady, FromEngine
+from engine.wire.messages import EngineDead, EngineHello, FromEngine
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,10 @@ At an ordered shutdown the gateways are gone already, so this is what an engine'
 JOIN_S = 2.0
 MAX_MAIL = 1024
 """Messages taken between two steps."""
+SWITCH_S = 0.0002
+"""After so long a thread gives the interpreter away that another one waits for. The loop needs it
+back when the model has computed: by default it would wait 5 ms for a thread that is busy, as long
+as a whole step, and shorter turns cost busy threads nothing that could be measured."""
 
 
 class StopRequestedError(Exception):
@@ -90,12 +96,13 @@ class EngineCoreProc:
             inbox=self._mail.qsize,
             outbox=lambda: self._output.waiting,
         )
-        self._reporter = Reporter(config, self.post, self._records, sockets)
+        self._reporter = Reporter(config, self._output.post, self._records, sockets)
 
     # ------------------------------------------------------------ life
 
     def run(self) -> int:
         """Serve until a signal or an error ends it; return the exit code."""
+        sys.setswitchinterval(SWITCH_S)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
         signal.signal(signal.SIGTERM, self._on_sigterm)
         self._input.start()
@@ -160,35 +167,10 @@ class EngineCoreProc:
         core = EngineCore(self._config, runner, facts, self, flight=self._flight)
         gc.collect()
         gc.freeze()  # what is there now stays: later collections need not look at it
-        self._post_all(self._ready(core, facts))
+        phases = self._reporter.phases.finish(now_ns())
+        self._post_all(ready_message(self._config, facts, core, phases))
         logger.info("engine ready: %s, %d blocks", facts.architecture, facts.num_blocks)
         return core
-
-    def _ready(self, core: EngineCore, facts: ModelFacts) -> EngineReady:
-        return EngineReady(
-            model=self._config.model_name,
-            architecture=facts.architecture,
-            max_model_len=core.scheduler.max_len,
-            num_blocks=facts.num_blocks,
-            block_size=self._config.block_size,
-            vocab_size=facts.vocab_size,
-            dtype=facts.dtype,
-            device=facts.device,
-            kernel_backend=facts.kernel_backend,
-            weights_bytes=facts.weights_bytes,
-            kv_cache_bytes=facts.kv_cache_bytes,
-            resident_bytes=core.resident_bytes(),
-            phases=self._reporter.phases.finish(now_ns()),
-            dtype_reason=facts.dtype_reason,
-            max_loras=self._config.max_loras,
-            max_lora_rank=self._config.max_lora_rank if self._config.max_loras else 0,
-            sliding_window=facts.sliding_window,
-            num_window_blocks=facts.num_window_blocks,
-            num_parameters=facts.num_parameters,
-            peak_flops=facts.peak_flops,
-            peak_bytes_per_s=facts.peak_bytes_per_s,
-            num_threads=facts.num_threads,
-        )
 
     # ------------------------------------------------------------ the loop
 
@@ -221,8 +203,8 @@ class EngineCoreProc:
     # ------------------------------------------------------------ the loop's shell
 
     def post(self, outgoing: Outgoing) -> None:
-        """Hand a message to the output thread."""
-        self._output.post(outgoing)
+        """Send a message."""
+        self._output.send(outgoing)
 
     def record(self, record: HopRecord | StepRecord) -> None:
         """Keep a record for the supervisor."""
@@ -260,7 +242,7 @@ class EngineCoreProc:
     def _post_all(self, body: FromEngine) -> None:
         now = now_ns()
         for client in range(len(self._config.clients)):
-            self.post(Outgoing(client, body, new_context(), None, now))
+            self._output.post(Outgoing(client, body, new_context(), None, now))
 
 
 def _check(config: EngineConfig) -> None:

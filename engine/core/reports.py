@@ -15,7 +15,7 @@ from engine.wire.messages import EngineProgress, FromEngine, Heartbeat, StartPha
 SUPERVISOR = 0
 """Index of the client that gets the reports."""
 PROGRESS_NS = 100_000_000
-STATS_BUSY_NS = 100_000_000
+STATS_BUSY_NS = 200_000_000
 STATS_IDLE_NS = 1_000_000_000
 RECORDS_NS = 200_000_000
 BYTE_PHASES = frozenset({"weights", "kv_cache"})
@@ -109,13 +109,16 @@ class Reporter:
     def tick(self, core: EngineCore) -> None:
         """Send what is due."""
         now = now_ns()
+        is_awake = False
         if self._heartbeats.is_due(now, self._heartbeat_ns):
             self.beat(core.phase)
         stats_ns = STATS_BUSY_NS if core.has_work else STATS_IDLE_NS
         if self._stats.is_due(now, stats_ns) or core.power.level != self._sleep_level:
             self._sleep_level = core.power.level
             self._send(engine_stats(core, self._sockets, self._records, self._figures))
-        if len(self._records) and self._batches.is_due(now, RECORDS_NS):
+            is_awake = True  # the thread that sends, and the supervisor: records cost little more
+        if len(self._records) and (is_awake or self._batches.is_due(now, RECORDS_NS)):
+            self._batches.last_ns = now
             self.send_records()
 
     def due_in_s(self) -> float:

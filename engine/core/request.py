@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from engine.core.batch import AdapterLease, Prerequisite, RequestGrammar
@@ -228,8 +229,7 @@ class EngineRequest:
         )
 
 
-@dataclass(slots=True, frozen=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True, gc=False):
     """What a timeline needs to know of a step."""
 
     number: int
@@ -247,8 +247,7 @@ class Ending:
     error: RequestError | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Produced:
+class Produced(Struct, frozen=True):
     """An output and the request it is of."""
 
     request: EngineRequest

@@ -1,6 +1,7 @@
 """The model on its device: loads it, runs steps, gives its memory back and takes it again."""
 
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -21,16 +22,15 @@ from engine.core.batch import (
     no_stage,
 )
 from engine.core.ceilings import Ceilings, measure_ceilings
-from engine.core.dtype import DtypeChoice, UnknownDtypeError, choose_dtype
-from engine.core.forward import LoadedModel, run_step
-from engine.core.kv_cache import CacheSize, allocate_cache, plan_cache
+from engine.core.forward import run_step
+from engine.core.kernel_choice import choose_kernels
+from engine.core.kv_cache import CacheSize, plan_cache
 from engine.core.memory import resident_bytes, trim
+from engine.core.model_source import ModelSource, make_source
 from engine.core.sampler import Sampler
 from engine.core.step_costs import costs_of
 from engine.core.step_input import Bounds, problem_of
-from engine.core.weights import WeightLoader
-from engine.kernels.backend import KernelBackend
-from engine.kernels.select import select_backend
+from engine.kernels.model import LoadedModel, StepValueError
 from engine.layers.linear import StepAdapters
 from engine.models.blocks import linear_parameters
 from engine.models.registry import family_of
@@ -56,11 +56,11 @@ class TorchRunner:
         self.on_stage: OnStage = no_stage
         self._config = config
         self._device = torch.device("cpu")
-        self._kernels: KernelBackend | None = None
-        self._is_tuned = False
-        self._sampler = Sampler()
+        self._secret = secrets.token_bytes(16)
+        """Of seeds: the same after a sleep."""
+        self._sampler = Sampler(self._secret)
         self._checkpoint: Checkpoint | None = None
-        self._dtype = DtypeChoice(torch.bfloat16)
+        self._source: ModelSource | None = None
         self._cache_size: CacheSize | None = None
         self._bounds = Bounds(0, 0, 0, 1)
         self._loaded: LoadedModel | None = None
@@ -77,13 +77,12 @@ class TorchRunner:
             torch.set_num_threads(self._config.num_threads)
         self._device = _device(self._config.device)
         checkpoint = self._open()
-        try:
-            self._dtype = choose_dtype(self._config.dtype, self._device, checkpoint.config.dtype)
-        except UnknownDtypeError as error:
-            raise ConfigError(str(error)) from error
-        if self._dtype.reason:
-            logger.warning("weights are kept in %s: %s", self._dtype.name, self._dtype.reason)
-        size = plan_cache(self._config, checkpoint.config, self._dtype.dtype, self._device)
+        choice = choose_kernels(self._config, self._device, checkpoint.config.dtype)
+        if choice.dtype.reason:
+            logger.warning("weights are kept in %s: %s", choice.dtype.name, choice.dtype.reason)
+        source = make_source(self._config, choice, checkpoint, self._device)
+        self._source = source
+        size = plan_cache(self._config, checkpoint.config, source.block_bytes, self._device)
         self._cache_size = size
         self._bounds = Bounds(
             vocab_size=checkpoint.config.vocab_size,
@@ -93,8 +92,7 @@ class TorchRunner:
             num_window_blocks=size.num_window_blocks,
             sliding_window=size.sliding_window,
         )
-        loaded = self._fill(progress)
-        return self._facts(checkpoint, loaded, size)
+        return self._facts(checkpoint, source, self._fill(progress))
 
     def tokenizer(self) -> "Tokenizer":
         """Build the model's tokenizer."""
@@ -108,7 +106,7 @@ class TorchRunner:
                 self._config,
                 config,
                 family_of(config).parameters(config),
-                self._backend(),
+                self._from().adapter_kernels,
                 self._device,
                 on_ready,
             )
@@ -122,23 +120,19 @@ class TorchRunner:
         Raises:
             DeviceFatalError: the device failed.
         """
-        result = StepResult()
-        sound: list[ScheduledRequest] = []
-        for request in batch:
-            problem = problem_of(request, self._bounds)
-            if problem:
-                result.faults[request.request_id] = problem
-            else:
-                sound.append(request)
-        if sound:
-            computed = self._run(sound)
-            computed.faults |= result.faults
-            return computed
-        return result
+        if self._alive().checks_values and batch:
+            try:
+                return self._run(batch)
+            except StepValueError as error:
+                logger.warning("a step was refused: %s", error)
+        return self._run_sound(batch)
 
     def release(self, level: Literal[1, 2]) -> None:
         """Drop weights, KV cache and adapters; level 2 drops the checkpoint's index too."""
+        if self._loaded is not None:
+            self._loaded.close()
         self._loaded = None
+        self._sampler = Sampler(self._secret)  # the other one holds on to the model's threads
         if self._adapters is not None:
             self._adapters.release_memory()
         if level == 2:  # noqa: PLR2004
@@ -169,61 +163,50 @@ class TorchRunner:
         return self._checkpoint
 
     def _fill(self, progress: Progress) -> LoadedModel:
-        """Load weights, make the cache and warm up, reporting each phase."""
-        checkpoint, size = self._open(), self._size()
-        config, dtype, device = checkpoint.config, self._dtype.dtype, self._device
-        kernels, family = self._backend(), family_of(config)
-        loader = WeightLoader(
-            checkpoint, dtype, device, lambda done, total: progress("weights", done, total)
-        )
-        try:
-            weights = loader.load(family.parameters(config), kernels)
-        except CheckpointError as error:
-            raise ConfigError(str(error)) from error
-        progress("kv_cache", 0, size.total_bytes)
-        caches = allocate_cache(size, config, dtype, device)
-        progress("kv_cache", size.total_bytes, size.total_bytes)
-        self._loaded = LoadedModel(
-            decoder=family.build(config, weights, kernels, size.max_model_len),
-            caches=caches,
-            kernels=kernels,
-            bounds=self._bounds,
-            device=device,
-            weights_bytes=weights.num_bytes,
-        )
+        """Load the model and warm up, reporting each phase."""
+        source = self._from()
+        loaded = source.load(self._open(), self._size(), progress)
+        self._loaded = loaded
+        self._sampler = Sampler(self._secret, loaded.sampling)
+        self._tune(source, progress)
         self._warm_up(progress)
-        return self._loaded
+        return loaded
 
-    def _backend(self) -> KernelBackend:
-        if self._kernels is None:
-            self._kernels = select_backend(self._device)
-        return self._kernels
+    def _tune(self, source: ModelSource, progress: Progress) -> None:
+        """Find out, once, what the kernels must know of this machine, and what it can do."""
+        if self._ceilings is not None:
+            return
+        progress("kernels", 0, 2)
+        source.tune(self._open())
+        progress("kernels", 1, 2)
+        self._ceilings = measure_ceilings(source.choice.dtype.dtype, self._device)
+        progress("kernels", 2, 2)
 
     def _warm_up(self, progress: Progress) -> None:
-        """Tune the kernels (once) and run prompts of a few lengths."""
+        """Run prompts of a few lengths."""
         size = self._size()
         lengths = [length for length in _WARM_UP_ROWS if length <= size.max_model_len]
-        if not self._is_tuned:
-            progress("kernels", 0, 2)
-            model = self._open().config
-            shapes = family_of(model).shapes(model, self._dtype.dtype, self._device)
-            self._backend().prepare(shapes)
-            progress("kernels", 1, 2)
-            self._ceilings = measure_ceilings(self._dtype.dtype, self._device)
-            progress("kernels", 2, 2)
-            self._is_tuned = True
         progress("warm_up", 0, len(lengths) + 1)
         for done, length in enumerate(lengths, start=1):
             progress("warm_up", done, len(lengths) + 1)
             self._run([_warm_up_request(length, size)])
-        self._clear_blocks(-(-max(lengths) // size.block_size))
+        # a cache is the same after every load
+        self._alive().clear_blocks(-(-max(lengths) // size.block_size))
         progress("warm_up", len(lengths) + 1, len(lengths) + 1)
 
-    def _clear_blocks(self, num_blocks: int) -> None:
-        """Empty the blocks that the warm-up wrote: a cache is the same after every load."""
-        for cache in self._alive().caches:
-            cache.keys[:num_blocks].zero_()
-            cache.values[:num_blocks].zero_()
+    def _run_sound(self, batch: Sequence[ScheduledRequest]) -> StepResult:
+        """Run the requests whose values are within bounds; the others become faults."""
+        faults: dict[str, str] = {}
+        sound: list[ScheduledRequest] = []
+        for request in batch:
+            problem = problem_of(request, self._bounds)
+            if problem:
+                faults[request.request_id] = problem
+            else:
+                sound.append(request)
+        result = self._run(sound) if sound else StepResult()
+        result.faults |= faults
+        return result
 
     def _run(self, batch: Sequence[ScheduledRequest]) -> StepResult:
         """Compute a batch; what torch raises when the device is lost is made fatal."""
@@ -247,36 +230,51 @@ class TorchRunner:
         assert self._loaded is not None, "the runner holds no model"
         return self._loaded
 
+    def _from(self) -> ModelSource:
+        assert self._source is not None, "load() was not called"
+        return self._source
+
     def _size(self) -> CacheSize:
         assert self._cache_size is not None, "load() was not called"
         return self._cache_size
 
-    def _facts(self, checkpoint: Checkpoint, loaded: LoadedModel, size: CacheSize) -> ModelFacts:
-        assert self._kernels is not None
+    def _facts(
+        self, checkpoint: Checkpoint, source: ModelSource, loaded: LoadedModel
+    ) -> ModelFacts:
         assert self._ceilings is not None
-        config = checkpoint.config
+        config, size, kernels = checkpoint.config, self._size(), loaded.facts
         num_parameters = linear_parameters(config)
+        dtype = source.choice.dtype
         return ModelFacts(
             architecture=checkpoint.architecture,
-            vocab_size=checkpoint.config.vocab_size,
+            vocab_size=config.vocab_size,
             max_model_len=size.max_model_len,
-            dtype=self._dtype.name,
+            dtype=dtype.name,
             device=str(self._device),
-            kernel_backend=self._kernels.name,
-            weights_bytes=loaded.weights_bytes,
+            kernel_backend=kernels.backend,
+            weights_bytes=loaded.weights.total,
             kv_cache_bytes=size.total_bytes,
             num_blocks=size.num_blocks,
             eos_token_ids=checkpoint.eos_token_ids,
-            dtype_reason=self._dtype.reason,
+            dtype_reason=dtype.reason,
             sliding_window=size.sliding_window,
             num_window_blocks=size.num_window_blocks,
             costs=costs_of(
-                config, num_parameters, loaded.weights_bytes, self._dtype.dtype.itemsize
+                config,
+                num_parameters,
+                loaded.weights.step,
+                source.block_bytes // self._config.block_size,
             ),
             num_parameters=num_parameters,
             peak_flops=self._ceilings.flops,
             peak_bytes_per_s=self._ceilings.bytes_per_s,
-            num_threads=torch.get_num_threads(),
+            num_threads=kernels.num_threads,
+            kernel_path=kernels.path,
+            kernel_reason=kernels.reason,
+            quantization=kernels.quantization,
+            quantization_reason=kernels.quantization_reason,
+            kv_cache_dtype=kernels.kv_cache_dtype,
+            weight_cache=kernels.weight_cache,
         )
 
 

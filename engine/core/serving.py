@@ -75,8 +75,10 @@ class Serving:
 
     def _budget(self, num_decodes: int) -> StepBudget:
         tokens = self._limits.max_num_batched_tokens
-        long_tokens = self.pace.limit() if num_decodes else tokens
-        return StepBudget(tokens, long_tokens, self.pace.long_above)
+        if not num_decodes:
+            return StepBudget(tokens, tokens, self.pace.long_above)
+        tokens = min(tokens, num_decodes + self.pace.limit_of_all())
+        return StepBudget(tokens, self.pace.limit(), self.pace.long_above)
 
     def _order(self) -> tuple[list[EngineRequest], int]:
         """Return the running requests, those that decode first, and how many these are."""

@@ -31,27 +31,28 @@ class ModelCosts:
     """Tokens that a sliding-window layer sees; 0: there are none."""
 
 
-def costs_of(config: ModelConfig, parameters: int, weights_bytes: int, kv_size: int) -> ModelCosts:
+def costs_of(
+    config: ModelConfig, parameters: int, weights_bytes: int, token_bytes: int
+) -> ModelCosts:
     """Derive the constants.
 
     Args:
         config: Of the model.
         parameters: Weights of its linear layers, without embedding and head.
-        weights_bytes: Bytes of all weights; of the embedding a step reads a few rows only.
-        kv_size: Bytes of one number of the embedding and of the KV cache.
+        weights_bytes: Bytes of the weights that every step reads.
+        token_bytes: Of a token's keys and values in one layer.
     """
     sliding = sum(config.is_sliding(layer) for layer in range(config.num_layers))
     full = config.num_layers - sliding
     pair = 4.0 * config.num_heads * config.head_dim
-    token = 2 * config.num_kv_heads * config.head_dim * kv_size
     return ModelCosts(
         row_flops=2.0 * parameters,
         head_flops=2.0 * config.vocab_size * config.hidden_size,
         pair_flops=pair * full,
         window_pair_flops=pair * sliding,
-        weights_bytes=weights_bytes - config.vocab_size * config.hidden_size * kv_size,
-        token_bytes=token * full,
-        window_token_bytes=token * sliding,
+        weights_bytes=weights_bytes,
+        token_bytes=token_bytes * full,
+        window_token_bytes=token_bytes * sliding,
         window=config.sliding_window or 0 if sliding else 0,
     )
 

@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from engine.core.batch import SampleRow, ScheduledRequest
-from engine.kernels.backend import KernelBackend, Span
-from engine.layers.linear import StepAdapters
-from engine.models.decoder import ModelInput
+from engine.kernels.backend import Span
+from engine.kernels.model import PackedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +36,23 @@ def problem_of(request: ScheduledRequest, bounds: Bounds) -> str | None:
     """Return why the request cannot be computed, or None."""
     count = len(request.token_ids)
     end = request.start_position + count
-    checks = (
-        (count == 0 or request.start_position < 0, "there are no tokens to compute"),
-        (not 0 <= request.num_drafts < max(count, 1), "there are more drafts than tokens"),
-        (end > bounds.max_model_len, f"{end} tokens do not fit into {bounds.max_model_len}"),
-        (
-            _outside(request.token_ids, bounds.vocab_size),
-            f"a token id is outside the vocabulary of {bounds.vocab_size}",
-        ),
-        (
-            len(request.block_table) * bounds.block_size < end,
-            f"{len(request.block_table)} blocks do not hold {end} tokens",
-        ),
-        (
-            _outside(request.block_table, bounds.num_blocks),
-            f"a block is outside the cache of {bounds.num_blocks}",
-        ),
-    )
-    problem = next((problem for failed, problem in checks if failed), None)
-    return problem or _window_problem(request, bounds, end)
+    if count == 0 or request.start_position < 0:
+        return "there are no tokens to compute"
+    if not 0 <= request.num_drafts < count:
+        return "there are more drafts than tokens"
+    if end > bounds.max_model_len:
+        return f"{end} tokens do not fit into {bounds.max_model_len}"
+    return _ids_problem(request, bounds, end) or _window_problem(request, bounds, end)
+
+
+def _ids_problem(request: ScheduledRequest, bounds: Bounds, end: int) -> str | None:
+    if _outside(request.token_ids, bounds.vocab_size):
+        return f"a token id is outside the vocabulary of {bounds.vocab_size}"
+    if len(request.block_table) * bounds.block_size < end:
+        return f"{len(request.block_table)} blocks do not hold {end} tokens"
+    if _outside(request.block_table, bounds.num_blocks):
+        return f"a block is outside the cache of {bounds.num_blocks}"
+    return None
 
 
 def _window_problem(request: ScheduledRequest, bounds: Bounds, end: int) -> str | None:
@@ -112,38 +107,30 @@ def prompt_rows(batch: Sequence[ScheduledRequest]) -> list[PromptRows]:
     return found
 
 
-def pack(
-    batch: Sequence[ScheduledRequest],
-    kernels: KernelBackend,
-    bounds: Bounds,
-    device: torch.device,
-    adapters: StepAdapters | None = None,
-) -> ModelInput:
+def pack(batch: Sequence[ScheduledRequest]) -> PackedStep:
     """Lay the requests' tokens out one after the other.
 
     The rows whose logits are wanted are those of `sample_rows` of each request, in order, and
     then those of `prompt_rows`.
     """
     token_ids: list[int] = []
-    positions: list[int] = []
     spans: list[Span] = []
     wanted: list[int] = []
     for request in batch:
-        count = len(request.token_ids)
-        start = request.start_position
-        spans.append(Span(len(token_ids), count, start, request.block_table, request.window_table))
+        first = len(token_ids)
         token_ids.extend(request.token_ids)
-        positions.extend(range(start, start + count))
+        end = len(token_ids)
+        spans.append(
+            Span(
+                first,
+                end - first,
+                request.start_position,
+                request.block_table,
+                request.window_table,
+            )
+        )
         if request.samples:
-            wanted.extend(range(len(token_ids) - 1 - request.num_drafts, len(token_ids)))
+            wanted.extend(range(end - 1 - request.num_drafts, end))
     for rows in prompt_rows(batch):
         wanted.extend(range(rows.first_row, rows.first_row + len(rows.targets)))
-    plan = kernels.plan(spans, bounds.block_size, bounds.sliding_window)
-    padding = [0] * (kernels.padded_rows(len(token_ids)) - len(token_ids))
-    return ModelInput(
-        token_ids=torch.tensor(token_ids + padding, device=device),
-        positions=torch.tensor(positions + padding, device=device),
-        plan=plan,
-        sampled_rows=torch.tensor(wanted, dtype=torch.long, device=device),
-        adapters=adapters,
-    )
+    return PackedStep(token_ids, spans, wanted)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.checkpoint import Checkpoint
-from engine.checkpoint.errors import CheckpointError
 from engine.core.memory import allocate
 from engine.kernels.backend import KernelBackend, LinearWeight
 from engine.models.parameters import Parameter, Weights
@@ -49,9 +48,9 @@ class WeightLoader:
         Raises:
             CheckpointError: a tensor is missing, has another shape, or cannot be read.
         """
-        for parameter in parameters:
-            _check_shapes(self._checkpoint, parameter)
-        entries = [self._checkpoint.tensors[name] for p in parameters for name in p.sources]
+        entries = [
+            entry for p in parameters for entry in self._checkpoint.stacked(p.sources, p.shape)
+        ]
         self._done_bytes, self._total_bytes = 0, sum(entry.num_bytes for entry in entries)
         logits_dtype = kernels.logits_dtype(self._dtype, self._device)
         shapes = {
@@ -88,25 +87,6 @@ class WeightLoader:
                 self._done_bytes += entry.num_bytes * piece.shape[0] // entry.num_rows
                 self._progress(self._done_bytes, self._total_bytes)
             row += entry.num_rows
-
-
-def _check_shapes(checkpoint: Checkpoint, parameter: Parameter) -> None:
-    rows = 0
-    for source in parameter.sources:
-        entry = checkpoint.tensors.get(source)
-        if entry is None:
-            raise CheckpointError(f"{checkpoint.path.name} has no tensor {source}")
-        if entry.shape[1:] != parameter.shape[1:]:
-            raise CheckpointError(
-                f"tensor {source} has shape {entry.shape}, the configuration says "
-                f"{parameter.shape[1:]} for its inner dimensions"
-            )
-        rows += entry.num_rows
-    if rows != parameter.shape[0]:
-        raise CheckpointError(
-            f"tensors {', '.join(parameter.sources)} have {rows} rows, the configuration says "
-            f"{parameter.shape[0]}"
-        )
 
 
 def _as_tensor(values: Any, kind: str) -> Tensor:

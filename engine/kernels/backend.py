@@ -1,4 +1,4 @@
-"""The one interface between models and the code that computes: all that a backend implements.
+"""The operations of torch backends: what the layers of a model compute with.
 
 Rows of a packed batch are the tokens of all requests one after the other, without padding; a
 backend may add rows at the end (`padded_rows`), whose results nobody reads. Whatever a backend
@@ -74,8 +74,8 @@ class HeadShape:
 class LinearWeight:
     """A weight of `linear` in the backend's own layout."""
 
-    content: Tensor
-    """Only the backend that packed it reads it."""
+    content: Any
+    """Only the backend that packed it reads it: a tensor of the reference, a `PackedWeight`."""
     is_packed: bool
     """False: still plain `[out, in]`."""
     num_bytes: int
@@ -155,7 +155,12 @@ class KernelBackend(ABC):
 
     @abstractmethod
     def attention(
-        self, queries: Tensor, cache: LayerCache, plan: LayerPlan, scale: float
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        plan: LayerPlan,
+        scale: float,
+        softcap: float | None = None,
     ) -> Tensor:
         """Attend causally to the cached context of each row's own request.
 
@@ -164,6 +169,7 @@ class KernelBackend(ABC):
             cache: Holds the keys and values up to each row's own position.
             plan: Of this kind of layer, from `plan`, for the same batch.
             scale: Factor of the scores.
+            softcap: If given, scores become `softcap * tanh(score / softcap)`.
 
         Returns:
             `[rows, heads * head_dim]`, float32; padding rows are zero.

@@ -30,6 +30,8 @@ class SelfAttention:
     scale: float
     """Factor of the scores."""
     norms: HeadNorms | None = None
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)`."""
 
     def __call__(self, rows: Tensor, cache: LayerCache, step: LayerStep) -> Tensor:
         """Attend for `[rows, hidden]`; stores the rows' keys and values first."""
@@ -43,7 +45,7 @@ class SelfAttention:
         rotated = kernels.rotary(queries_and_keys, *step.rotary)
         tokens = plan.slots.shape[0]
         kernels.write_cache(rotated[:tokens, num_heads:], qkv[:tokens, num_rotated:], cache, plan)
-        mixed = kernels.attention(rotated[:, :num_heads], cache, plan, self.scale)
+        mixed = kernels.attention(rotated[:, :num_heads], cache, plan, self.scale, self.softcap)
         return self.output(mixed.to(rows.dtype), kernels, step.adapters)
 
     def _normalise(self, heads: Tensor, norms: HeadNorms, kernels: KernelBackend) -> Tensor:

@@ -9,6 +9,7 @@ Source:
     Hu et al. 2021, LoRA, https://arxiv.org/abs/2106.09685
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +28,7 @@ class LowRankUpdate:
     down: Tensor
     """`[rank, in]`, float32."""
     up: Tensor
-    """`[columns, rank]`, float32, with the scale in it."""
+    """`[columns, rank]`, float32, with the scale in it; may lie in memory as its transpose."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,6 +51,53 @@ class AdapterRows:
     rows: slice | Tensor
     """Neighbouring rows as a slice, others as `[n]` indices in ascending order."""
     updates: AdapterUpdates
+
+
+class AdapterKernels(ABC):
+    """How a backend wants adapters to lie in memory, and what a step needs of them."""
+
+    joins: bool
+    """Whether parts that share their input are better joined to one update, see
+    `engine.core.adapter_layout`."""
+    transposes: bool
+    """Whether `LowRankUpdate.up` must lie in memory as its transpose."""
+
+    @abstractmethod
+    def prepare(self, updates: AdapterUpdates) -> AdapterUpdates:
+        """Do once for an adapter what no step should do; called from the reading thread.
+
+        Returns:
+            The same updates, to be used in steps; may carry more than they did.
+        """
+
+    @abstractmethod
+    def step(self, groups: Sequence[AdapterRows]) -> StepAdapters:
+        """Return the adapters of a step; no row is in two groups."""
+
+
+class TensorAdapters(AdapterKernels):
+    """For backends that compute with tensors.
+
+    Args:
+        kernels: Computes the products.
+        device: Where steps run.
+    """
+
+    joins = True
+    transposes = False
+
+    def __init__(self, kernels: KernelBackend, device: torch.device) -> None:
+        self._kernels = kernels
+        self._device = device
+
+    def prepare(self, updates: AdapterUpdates) -> AdapterUpdates:
+        """Let the kernels find out what they must know of these shapes."""
+        prepare(updates, self._kernels, self._device)
+        return updates
+
+    def step(self, groups: Sequence[AdapterRows]) -> StepAdapters:
+        """Return the adapters of a step."""
+        return PackedAdapters(groups, self._kernels)
 
 
 class PackedAdapters(StepAdapters):

@@ -17,6 +17,10 @@ class Rotary:
         max_positions: Longest context of this engine.
         device: Where positions are.
         is_local: Of the sliding-window layers of a model that has a base of their own for them.
+
+    Attributes:
+        frequencies: `[rotary_dim / 2]`, float32, radians per position.
+        factor: Of cosines and sines.
     """
 
     def __init__(
@@ -28,11 +32,11 @@ class Rotary:
         is_local: bool = False,
     ) -> None:
         if is_local and config.local_rope_theta is not None:
-            frequencies, self._factor = base_frequencies(config, config.local_rope_theta), 1.0
+            frequencies, self.factor = base_frequencies(config, config.local_rope_theta), 1.0
         else:
             frequencies = scaled_frequencies(config, max_positions)
-            self._factor = attention_factor(config.rope_scaling)
-        self._frequencies = frequencies.to(device)
+            self.factor = attention_factor(config.rope_scaling)
+        self.frequencies = frequencies.to(device)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each `[rows, rotary_dim]` float32.
@@ -41,8 +45,8 @@ class Rotary:
         split", as in Hugging Face), so the second half repeats the first; in the first, sines are
         negative.
         """
-        angles = torch.outer(positions.to(torch.float32), self._frequencies)
+        angles = torch.outer(positions.to(torch.float32), self.frequencies)
         cos, sin = angles.cos(), angles.sin()
-        if self._factor != 1.0:
-            cos, sin = cos.mul_(self._factor), sin.mul_(self._factor)
+        if self.factor != 1.0:
+            cos, sin = cos.mul_(self.factor), sin.mul_(self.factor)
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -91,7 +91,8 @@ def _linear_parameters(
     name: str, shape: tuple[int, int], sources: Sequence[str], has_bias: bool
 ) -> list[Parameter]:
     weights = tuple(source + ".weight" for source in sources)
-    found = [Parameter(name, shape, weights, is_linear=True)]
+    is_gate_up = name.endswith("gate_up")
+    found = [Parameter(name, shape, weights, is_linear=True, is_gate_up=is_gate_up)]
     if has_bias:
         biases = tuple(source + ".bias" for source in sources)
         found.append(Parameter(name + ".bias", (shape[0],), biases))
@@ -104,11 +105,8 @@ class BlockBuilder:
 
     config: ModelConfig
     weights: Weights
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the model's dtype."""
-        return self.weights.tensors[EMBEDDING].dtype
+    dtype: torch.dtype
+    """Of what goes into linear layers."""
 
     def norm(self, name: str, dtype: torch.dtype | None = None) -> RmsNorm:
         """Return an RMS norm whose result has `dtype`; None: the model's."""

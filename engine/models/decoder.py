@@ -33,9 +33,8 @@ class ModelInput:
 
 @dataclass(frozen=True, slots=True)
 class DecoderParts:
-    """What a `Decoder` is made of."""
+    """What all backends make a decoder of; the embedding is looked up in their own way."""
 
-    embedding: Tensor
     layers: Sequence[DecoderLayer]
     norm: RmsNorm
     head: LinearWeight
@@ -46,21 +45,28 @@ class Decoder:
 
     Args:
         config: Sizes and constants.
+        embedding: `[vocab, hidden]`.
         parts: Layers and weights.
         kernels: Prepared for the model's `ModelShapes`.
         max_positions: Longest context.
     """
 
     def __init__(
-        self, config: ModelConfig, parts: DecoderParts, kernels: KernelBackend, max_positions: int
+        self,
+        config: ModelConfig,
+        embedding: Tensor,
+        parts: DecoderParts,
+        kernels: KernelBackend,
+        max_positions: int,
     ) -> None:
         self._config = config
+        self._embedding = embedding
         self._parts = parts
         self._kernels = kernels
         # the scale has the precision of the table, as in transformers
-        self._scale = torch.tensor(config.embedding_scale, dtype=parts.embedding.dtype).item()
+        self._scale = torch.tensor(config.embedding_scale, dtype=embedding.dtype).item()
         self._sliding = [config.is_sliding(layer) for layer in range(config.num_layers)]
-        device = parts.embedding.device
+        device = embedding.device
         self._rotary = Rotary(config, max_positions, device)
         self._window_rotary = self._rotary
         if config.local_rope_theta is not None:
@@ -79,7 +85,7 @@ class Decoder:
         return self._cap(self._kernels.logits(last, self._parts.head))
 
     def _embed(self, token_ids: Tensor) -> Tensor:
-        hidden = self._kernels.embedding(token_ids, self._parts.embedding)
+        hidden = self._kernels.embedding(token_ids, self._embedding)
         return hidden if self._scale == 1.0 else hidden.mul_(self._scale)
 
     def _layer_steps(self, batch: ModelInput) -> Iterator[LayerStep]:

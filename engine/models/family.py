@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.checkpoint.model_config import ModelConfig
-from engine.kernels.backend import KernelBackend, ModelShapes
+from engine.kernels.backend import ModelShapes
 from engine.layers.decoder_layer import DecoderLayer
 from engine.models.blocks import (
     EMBEDDING,
@@ -15,10 +15,11 @@ from engine.models.blocks import (
     linear_shapes,
     norm_parameter,
 )
-from engine.models.decoder import Decoder, DecoderParts
+from engine.models.decoder import DecoderParts
 from engine.models.parameters import Parameter, Weights
 
-_NORM, _HEAD = "norm", "head"
+HEAD = "head"
+_NORM = "norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class ModelFamily:
         found.append(norm_parameter(_NORM, config.hidden_size, "model.norm"))
         # a tied head is a copy of the embedding: it has another dtype and another layout
         source = "model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"
-        found.append(Parameter(_HEAD, table, (source,), is_linear=True, feeds_logits=True))
+        found.append(Parameter(HEAD, table, (source,), is_linear=True, feeds_logits=True))
         return found
 
     def shapes(self, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ModelShapes:
@@ -52,16 +53,20 @@ class ModelFamily:
             device=device,
         )
 
-    def build(
-        self, config: ModelConfig, weights: Weights, kernels: KernelBackend, max_positions: int
-    ) -> Decoder:
-        """Build the model from everything that `parameters` names."""
-        builder = BlockBuilder(config, weights)
-        embedding = weights.tensors[EMBEDDING]
-        parts = DecoderParts(
-            embedding=embedding,
+    def parts(
+        self, config: ModelConfig, weights: Weights, dtype: torch.dtype, logits_dtype: torch.dtype
+    ) -> DecoderParts:
+        """Build the model's layers from everything that `parameters` names.
+
+        Args:
+            config: Sizes and constants.
+            weights: As a loader filled them.
+            dtype: Of what goes into linear layers.
+            logits_dtype: Of what goes into the head.
+        """
+        builder = BlockBuilder(config, weights, dtype)
+        return DecoderParts(
             layers=[self.layer(builder, index) for index in range(config.num_layers)],
-            norm=builder.norm(_NORM, kernels.logits_dtype(embedding.dtype, embedding.device)),
-            head=weights.linears[_HEAD],
+            norm=builder.norm(_NORM, logits_dtype),
+            head=weights.linears[HEAD],
         )
-        return Decoder(config, parts, kernels, max_positions)

@@ -22,6 +22,8 @@ class Parameter:
     """Kept in `KernelBackend.logits_dtype`: its rounding alone would decide between near ties."""
     is_float32: bool = False
     """Kept in float32 whatever the model's dtype: norms are small and scale everything."""
+    is_gate_up: bool = False
+    """Linear, with the gate's rows in the first half and the up projection's in the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        """Return the size of all parameters."""
+        """Return the size of all parameters; one that has two names counts once."""
         plain = sum(tensor.nbytes for tensor in self.tensors.values())
-        return plain + sum(weight.num_bytes for weight in self.linears.values())
+        linears = {id(weight): weight.num_bytes for weight in self.linears.values()}
+        return plain + sum(linears.values())

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
 from engine.wire.messages import FinishReason, RequestOutput, TokenLogprobs
@@ -18,8 +20,7 @@ class AnswerRules:
     min_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
+class AnswerDelta(msgspec.Struct, frozen=True, gc=False):
     """What one output adds."""
 
     text: str

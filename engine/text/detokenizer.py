@@ -2,7 +2,8 @@
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from engine.text.stop_strings import StopMatcher
 from engine.text.tokenizer import Tokenizer
@@ -10,8 +11,7 @@ from engine.text.tokenizer import Tokenizer
 _LONGEST_CHARACTER_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class TextDelta:
+class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """Text that became certain.
 
     `tokens` says how many of the pushed tokens were taken: fewer than all when a stop string was

@@ -5,6 +5,7 @@ trace field, and no logic reads one.
 """
 
 import os
+import random
 import re
 
 import msgspec
@@ -12,6 +13,8 @@ import msgspec
 PROTOCOL_VERSION = 1
 SAMPLED = 0x01
 
+_random = random.Random()  # noqa: S311 - ids, no secrets: a call into the kernel for each costs more
+os.register_at_fork(after_in_child=_random.seed)
 _TRACEPARENT = re.compile(r"^([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?$")
 
 
@@ -57,12 +60,12 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def new_trace_id() -> str:
     """Return 128 random bits as 32 hex digits."""
-    return os.urandom(16).hex()
+    return f"{_random.getrandbits(128) or 1:032x}"
 
 
 def new_span_id() -> str:
     """Return 64 random bits as 16 hex digits."""
-    return os.urandom(8).hex()
+    return f"{_random.getrandbits(64) or 1:016x}"
 
 
 def new_context(flags: int = 0) -> TraceContext:

@@ -132,6 +132,18 @@ class EngineReady(Body, frozen=True):
     peak_bytes_per_s: float = 0.0
     """Measured at the start: how fast memory is read."""
     num_threads: int = 0
+    kernel_path: str = ""
+    """Which code computes: `torch`, or an instruction set of the CPU kernels, `avx512-bf16`."""
+    kernel_reason: str = ""
+    """Why these kernels were chosen."""
+    quantization: str = "none"
+    """`none`, `int8`, `w4`: how most of the linear layers' weights are kept."""
+    quantization_reason: str = ""
+    """Why so, and what is known of its price in accuracy."""
+    kv_cache_dtype: str = ""
+    """`bfloat16`, `int8`, `float32`."""
+    weight_cache: str = "off"
+    """`off`, `hit`: packed weights were mapped from disk; `miss`: they were packed and kept."""
 
 
 class FinishReason(StrEnum):

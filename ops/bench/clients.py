@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from appliance.cli.bench import make_prompt
+from appliance.cli.bench_load import make_prompt
 from engine.llm import LLM, SamplingParams
 
 WARM_UP_PROMPTS = 4

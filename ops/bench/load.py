@@ -10,7 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from appliance.cli.bench import BenchPlan, BenchTarget, run_bench
+from appliance.cli.bench import BenchPlan, run_bench
+from appliance.cli.bench_client import BenchTarget
 
 
 def main() -> int:

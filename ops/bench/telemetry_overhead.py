@@ -3,10 +3,11 @@
     python ops/bench/telemetry_overhead.py [--scenario all stalled] [--streams 1 8 32]
 
 It starts a real appliance for each scenario, keeps S streams of completions going, and measures
-windows in pairs: telemetry on and off (`PATCH /admin/v1/telemetry`), in random order within the
-pair, after a warm-up. CPU seconds are those of the kernel for every thread, tokens those that the
-streams got. Ratios are on / off over pairs, geometric means, with 95 % intervals by resampling
-pairs.
+windows in pairs: telemetry on and off (`PATCH /admin/v1/telemetry`), every other pair mirrored, by
+lot, after a warm-up. CPU seconds are those of the kernel for every thread, tokens those that the
+streams got. Ratios are on / off over pairs, trimmed geometric means, with 95 % intervals by
+resampling pairs. Many short windows say more than few long ones: neighbours have the same weather.
+A settling time below a second charges what was recorded before to the window after it.
 
 Scenarios: `default` as shipped, without a collector; `sampled` a tenth of the traces to a local
 collector; `all` every trace to it; `stalled` a collector that accepts and never answers; `full` the
@@ -68,8 +69,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--serve", default="", help='more flags of `serve`: "--dtype float32"')
     parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of a window")
+    parser.add_argument("--pairs", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a window")
     parser.add_argument("--settle", type=float, default=1.0, help="after a switch, not measured")
     parser.add_argument("--warm-up", type=float, default=5.0)
     parser.add_argument("--output-tokens", type=int, default=128)

@@ -5,7 +5,14 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from rich.cells import cell_len
 
-from appliance.supervisor.admin.schemas import BurnRate, Evidence, FlightEvent, Problem, StackDump
+from appliance.supervisor.admin.schemas import (
+    BurnRate,
+    EngineRow,
+    Evidence,
+    FlightEvent,
+    Problem,
+    StackDump,
+)
 from dashboard.client.insight import LogQuery
 from dashboard.client.problems import ApiProblem, UnreachableError
 from dashboard.store.records import Records
@@ -366,6 +373,32 @@ def test_evidence_has_its_value_once():
     assert "└ prompt tokens of others: 1,536 (median 3)" in text
     assert "└ waited 1.8 s for its engine to wake\n" in text
     assert "└ time in the queue: 2.10s (median 190ms)" in text
+
+
+def facts_of(engine: EngineRow, width: int = 77) -> list[str]:
+    state = reduce(State(), a_snapshot(engines=[engine]), 0.0)
+    return [plain(row) for row in engine_lines(state, engine, 0.0, width)]
+
+
+def test_an_engine_says_what_computes_and_how_weights_and_keys_are_kept():
+    engine = an_engine(
+        dtype="bfloat16",
+        kernel_backend="cpu",
+        kernel_path="avx512-bf16",
+        quantization="w4",
+        kv_cache_dtype="bfloat16",
+        num_threads=2,
+    )
+
+    (kernels,) = (row for row in facts_of(engine) if row.startswith(" kernels"))
+    assert kernels.rstrip() == " kernels   avx512-bf16 on 2 threads  weights w4  KV bfloat16"
+    assert len(facts_of(engine)) == 6, "all of it and the steps below fit into 24 lines"
+
+
+def test_an_engine_on_the_slower_kernels_says_why():
+    engine = an_engine(kernel_backend="reference", kernel_path="torch", kernel_reason="no library")
+
+    assert " why slow  no library" in facts_of(engine)
 
 
 def test_an_engine_says_where_its_steps_and_its_start_took_time():

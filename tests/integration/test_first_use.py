@@ -1,4 +1,4 @@
-"""What a new user does first: ask for Paris, stream with the OpenAI package, look around."""
+"""What a new user does first: ask for Tokyo, stream with the OpenAI package, look around."""
 
 import concurrent.futures
 
@@ -11,10 +11,10 @@ from tests.integration.appliance_process import ApplianceProcess
 pytestmark = pytest.mark.process
 
 
-def test_the_capital_of_france_is_paris(smollm2_appliance: ApplianceProcess):
-    answer = smollm2_appliance.chat("What is the capital of France?").json()
+def test_the_capital_of_japan_is_tokyo(smollm2_appliance: ApplianceProcess):
+    answer = smollm2_appliance.chat("What is the capital of Japan?").json()
 
-    assert "Paris" in answer["choices"][0]["message"]["content"]
+    assert "Tokyo" in answer["choices"][0]["message"]["content"]
     assert answer["usage"]["completion_tokens"] > 0
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
@@ -88,9 +88,9 @@ def test_the_command_line_shows_the_instance(smollm2_appliance: ApplianceProcess
     assert "e0" in listing.stdout
     assert "ready" in listing.stdout.lower()
 
-    reply = smollm2_appliance.cli("chat", "--temperature", "0", "What is the capital of France?")
+    reply = smollm2_appliance.cli("chat", "--temperature", "0", "What is the capital of Japan?")
     assert reply.returncode == 0, reply.stderr
-    assert "Paris" in reply.stdout
+    assert "Tokyo" in reply.stdout
 
     doctor = smollm2_appliance.cli("doctor")
     assert doctor.returncode in {0, 6}

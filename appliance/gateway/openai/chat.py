@@ -7,6 +7,7 @@ from appliance.gateway.generation import Delta
 from appliance.gateway.openai.collected import CollectedChoice
 from appliance.gateway.openai.dialect import Answer, Encode, written_prompt_logprobs
 from appliance.gateway.openai.errors import invalid, missing
+from appliance.gateway.openai.frames import HOLE, FrameTemplate, frame
 from appliance.gateway.openai.messages import parse_messages
 from appliance.gateway.openai.parameters import Parameters, parse_chat_parameters
 from engine.wire.messages import TokenLogprobs
@@ -100,28 +101,50 @@ class ChatFrames:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._has_token_ids = answer.parameters.flag("return_token_ids", default=False)
+        parameters = answer.parameters
+        self._has_token_ids = parameters.flag("return_token_ids", default=False)
+        self._has_logprobs = parameters.logprobs is not None
+        self._is_plain = not (
+            self._has_token_ids or self._has_logprobs or parameters.continuous_usage
+        )
+        self._templates: dict[int, FrameTemplate] = {}
+        """Of each choice whose chunks differ in their text alone."""
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self) -> Iterator[bytes]:
         """One role chunk for each choice, in order: the SDK relies on it."""
         for index in range(self._answer.num_choices):
-            yield self._chunk(index, {"role": "assistant", "content": ""})
+            yield frame(self._chunk(index, {"role": "assistant", "content": ""}))
 
-    def delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def delta(self, delta: Delta) -> list[bytes]:
         """A content chunk when there is any, and the finish in a chunk of its own."""
-        if delta.text or delta.logprobs or (self._has_token_ids and delta.token_ids):
-            logprobs = _logprobs(self._answer, delta.logprobs)
-            chunk = self._chunk(delta.index, {"content": delta.text}, logprobs=logprobs)
-            if self._has_token_ids:
-                chunk["choices"][0]["token_ids"] = delta.token_ids
-            yield chunk
+        frames: list[bytes] = []
+        if self._is_plain:
+            if delta.text:
+                frames.append(self._template(delta.index).fill(delta.text))
+        elif delta.text or delta.logprobs or (self._has_token_ids and delta.token_ids):
+            frames.append(frame(self._detailed(delta)))
         if delta.finish_reason is not None:
-            yield self._chunk(delta.index, {}, finish_reason=delta.finish_reason)
+            frames.append(frame(self._chunk(delta.index, {}, finish_reason=delta.finish_reason)))
+        return frames
 
-    def closing(self) -> Iterator[dict[str, Any]]:
+    def closing(self) -> Iterator[bytes]:
         """The usage chunk, last of all, when asked for."""
         if self._answer.parameters.include_usage:
-            yield {**self._envelope(), "choices": [], "usage": self._answer.usage()}
+            yield frame({**self._envelope(), "choices": [], "usage": self._answer.usage()})
+
+    def _template(self, index: int) -> FrameTemplate:
+        template = self._templates.get(index)
+        if template is None:
+            template = FrameTemplate(self._chunk(index, {"content": HOLE}))
+            self._templates[index] = template
+        return template
+
+    def _detailed(self, delta: Delta) -> dict[str, Any]:
+        logprobs = _logprobs(self._answer, delta.logprobs)
+        chunk = self._chunk(delta.index, {"content": delta.text}, logprobs=logprobs)
+        if self._has_token_ids:
+            chunk["choices"][0]["token_ids"] = delta.token_ids
+        return chunk
 
     def _chunk(
         self,

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from appliance.gateway.generation import Delta
 from appliance.gateway.openai.checks import check_length, integer
 from appliance.gateway.openai.collected import CollectedChoice
 from appliance.gateway.openai.dialect import Answer, Encode, written_prompt_logprobs
 from appliance.gateway.openai.errors import ApiError, missing, wrong_type
 from appliance.gateway.openai.fields import DEFAULT_COMPLETION_TOKENS, MAX_PROMPTS
+from appliance.gateway.openai.frames import HOLE, FrameTemplate, frame
 from appliance.gateway.openai.parameters import Parameters, parse_completion_parameters
 from engine.wire.messages import TokenLogprobs
 
@@ -183,22 +186,41 @@ class CompletionFrames:
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
-        self._has_token_ids = answer.parameters.flag("return_token_ids", default=False)
+        parameters = answer.parameters
+        self._has_token_ids = parameters.flag("return_token_ids", default=False)
+        self._is_plain = not (
+            self._has_token_ids or parameters.logprobs is not None or parameters.continuous_usage
+        )
         self._writers: dict[int, _ChoiceWriter] = {}
         """Of each choice that has begun."""
+        self._templates: dict[int, FrameTemplate] = {}
+        """Of each choice whose chunks differ in their text alone."""
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self) -> Iterator[bytes]:
         """Nothing: a choice begins with its own first delta."""
         return iter(())
 
-    def delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
+    def delta(self, delta: Delta) -> list[bytes]:
         """A chunk of text when there is any; the last one carries the finish reason."""
+        template = self._templates.get(delta.index)
+        if template is not None and delta.text and delta.finish_reason is None:
+            return [template.fill(delta.text)]
+        return [frame(chunk) for chunk in self._chunks(delta)]
+
+    def closing(self) -> Iterator[bytes]:
+        """The usage chunk, last of all, when asked for."""
+        if self._answer.parameters.include_usage:
+            yield frame({**_envelope(self._answer), "choices": [], "usage": self._answer.usage()})
+
+    def _chunks(self, delta: Delta) -> Iterator[dict[str, Any]]:
         writer = self._writers.get(delta.index)
         if writer is None:
             writer = self._writers[delta.index] = _ChoiceWriter(self._answer, delta.index)
             if writer.echoes:
                 logprobs = writer.echoed(delta.prompt_logprobs)
                 yield self._chunk(delta.index, writer.echo, logprobs)
+            if self._is_plain:
+                self._templates[delta.index] = FrameTemplate(self._chunk(delta.index, HOLE))
         has_ids = self._has_token_ids and delta.token_ids
         if not (delta.text or delta.logprobs or has_ids or delta.finish_reason):
             return
@@ -208,15 +230,10 @@ class CompletionFrames:
             chunk["choices"][0]["token_ids"] = delta.token_ids
         yield chunk
 
-    def closing(self) -> Iterator[dict[str, Any]]:
-        """The usage chunk, last of all, when asked for."""
-        if self._answer.parameters.include_usage:
-            yield {**_envelope(self._answer), "choices": [], "usage": self._answer.usage()}
-
     def _chunk(
         self,
         index: int,
-        text: str,
+        text: str | msgspec.Raw,
         logprobs: dict[str, Any] | None = None,
         finish_reason: str | None = None,
     ) -> dict[str, Any]:

@@ -42,6 +42,9 @@ BYTES_PER_TOKEN = 4
 """Of a prompt, for the estimate that is charged before it is tokenized."""
 BYTES_PER_LOGPROB = 64
 UNKNOWN_ROOM = 1024
+LARGE_TEXT_BYTES = 2 << 10
+"""Of a body whose text is rendered and tokenized in a thread: it takes more than a third of a
+millisecond from here on. Below, handing it over and back would take longer."""
 ANONYMOUS = "anonymous"
 
 
@@ -84,7 +87,7 @@ class Exchange:
         """Admit, tokenize, generate, answer. Raises ApiError."""
         self._find_model()
         self._admit(body_bytes)
-        answer = await self._tokenize(encode)
+        answer = await self._tokenize(encode, body_bytes)
         self._accept()
         if self._parameters.stream:
             await self._answer_stream(answer)
@@ -167,14 +170,16 @@ class Exchange:
 
     # ------------------------------------------------------------ tokenize
 
-    async def _tokenize(self, encode: Encode) -> Answer:
-        """Render and tokenize off the loop, and check what depends on it."""
+    async def _tokenize(self, encode: Encode, body_bytes: int) -> Answer:
+        """Render and tokenize, and check what depends on it."""
         plane, journey, parameters = self._plane, self._journey, self._parameters
         route = plane.fleet.routes(parameters.model)[0]
         text = await plane.texts.get(route.model_path, plane.hold_s)
         check_token_ids(text, parameters)
         limit = plane.fleet.max_model_len(parameters.model)
-        prompts = await asyncio.to_thread(encode, text, limit)
+        prompts = await in_proportion(
+            body_bytes, lambda: encode(text, limit), threshold_bytes=LARGE_TEXT_BYTES
+        )
         bad_words: tuple[tuple[int, ...], ...] = ()
         if parameters.bad_words:
             bad_words = await asyncio.to_thread(

@@ -6,9 +6,8 @@ A stream that fails ends with an error frame and without `[DONE]`.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
-import msgspec
 from starlette.types import Send
 
 from appliance.gateway.data_plane import Timing
@@ -29,24 +28,19 @@ HEADERS: Headers = [
 
 
 class Frames(Protocol):
-    """The payloads of one stream, in the dialect of its route."""
+    """The frames of one stream, in the dialect of its route."""
 
-    def opening(self) -> Iterable[object]:
+    def opening(self) -> Iterable[bytes]:
         """What comes before the first delta, when the first token is here."""
         ...
 
-    def delta(self, delta: Delta) -> Iterable[object]:
+    def delta(self, delta: Delta) -> Iterable[bytes]:
         """What a delta becomes; may be nothing."""
         ...
 
-    def closing(self) -> Iterable[object]:
+    def closing(self) -> Iterable[bytes]:
         """What comes after the last delta, before `[DONE]`."""
         ...
-
-
-def frame(payload: object) -> bytes:
-    """Return one data frame."""
-    return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 class SseStream:
@@ -75,6 +69,8 @@ class SseStream:
         self._timing = timing
         self._lock = asyncio.Lock()
         self._last_write_ns = now_ns()
+        self._sending_since_ns: int | None = None
+        """When a delta was handed to the socket that has not taken it yet."""
         self._is_started = False
         self._is_opened = False
 
@@ -89,12 +85,21 @@ class SseStream:
         return self._is_opened
 
     async def emit(self, delta: Delta) -> None:
-        """Write a delta; waits while the client does not read."""
-        async with self._lock:
-            payloads = [] if self._is_opened else await self._open()
-            await self._write_frames([*payloads, *self._frames.delta(delta)])
+        """Write a delta; waits while the client does not read, until `keep_alive` gives it up."""
+        await self._lock.acquire()
+        start_ns = self._sending_since_ns = now_ns()
+        try:
+            frames = [] if self._is_opened else await self._open()
+            frames += self._frames.delta(delta)
+            if frames:
+                await self._write(b"".join(frames))
+                self._note_frames(len(frames))
+        finally:
+            self._journey.note_sent(start_ns)
+            self._sending_since_ns = None
+            self._lock.release()
 
-    async def _open(self) -> list[object]:
+    async def _open(self) -> list[bytes]:
         """Return the opening; warnings that come after the headers are written as a comment."""
         warnings = self._journey.context.warnings
         if self._is_started and warnings:
@@ -107,40 +112,59 @@ class SseStream:
 
     async def close(self) -> None:
         """Write the end of a complete stream."""
+        frames = [*self._frames.closing(), DONE]
         async with self._lock:
-            await self._write_frames(list(self._frames.closing()), last=DONE)
+            await self._bounded(self._write(b"".join(frames)))
+            self._note_frames(len(frames))
             await self._bounded(self._send_body(b"", more=False))
 
     async def fail(self, error: ApiError) -> None:
         """Write the error frame and end the body, without `[DONE]`."""
         async with self._lock:
-            await self._write(b"data: " + error.body() + b"\n\n")
+            await self._bounded(self._write(b"data: " + error.body() + b"\n\n"))
             await self._bounded(self._send_body(b"", more=False))
 
     async def keep_alive(self) -> None:
-        """Begin the stream when the first token is late, and comment while nothing comes."""
-        await asyncio.sleep(self._timing.hold_status_s)
-        while True:
-            async with self._lock:
-                silent_s = (now_ns() - self._last_write_ns) / 1e9
-                if silent_s >= self._timing.comment_s or not self._is_started:
-                    await self._write(COMMENT_HELD if self._journey.is_held else COMMENT)
-                    silent_s = 0.0
-            await asyncio.sleep(self._timing.comment_s - silent_s)
+        """Begin the stream when the first token is late, and comment while nothing comes.
 
-    async def _write_frames(self, payloads: list[object], last: bytes = b"") -> None:
-        if not payloads and not last:
-            return
-        await self._write(b"".join(map(frame, payloads)) + last)
-        self._journey.frames += len(payloads) + bool(last)
-        self._journey.first_frame_ns = self._journey.first_frame_ns or now_ns()
+        It also cuts a reader off that stalls: a timer for each delta would cost more than its text.
+
+        Raises:
+            ClientGoneError: it was cut off.
+        """
+        comment_ns = now_ns() + int(self._timing.hold_status_s * 1e9)
+        while True:
+            at_ns = now_ns()
+            if self._sending_since_ns is not None:
+                delay_s = self._timing.stall_s - (at_ns - self._sending_since_ns) / 1e9
+                if delay_s <= 0:
+                    self._give_up()
+            elif at_ns >= comment_ns:
+                delay_s = await self._comment_when_silent()
+                comment_ns = now_ns() + int(delay_s * 1e9)
+            else:
+                delay_s = (comment_ns - at_ns) / 1e9
+            await asyncio.sleep(min(delay_s, self._timing.stall_s))
+
+    async def _comment_when_silent(self) -> float:
+        """Comment if it is time; return after how many seconds it may be."""
+        async with self._lock:
+            silent_s = (now_ns() - self._last_write_ns) / 1e9
+            if self._is_started and silent_s < self._timing.comment_s:
+                return self._timing.comment_s - silent_s
+            comment = COMMENT_HELD if self._journey.is_held else COMMENT
+            await self._bounded(self._write(comment))
+        return self._timing.comment_s
+
+    def _note_frames(self, count: int) -> None:
+        self._journey.frames += count
+        self._journey.first_frame_ns = self._journey.first_frame_ns or self._last_write_ns
 
     async def _write(self, chunk: bytes) -> None:
         if not self._is_started:
             self._is_started = True
-            start = {"type": "http.response.start", "status": 200, "headers": HEADERS}
-            await self._bounded(self._send(start))
-        await self._bounded(self._send_body(chunk, more=True))
+            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+        await self._send_body(chunk, more=True)
         self._last_write_ns = now_ns()
 
     async def _send_body(self, chunk: bytes, *, more: bool) -> None:
@@ -153,7 +177,10 @@ class SseStream:
             async with asyncio.timeout(self._timing.stall_s):
                 await sending
         except TimeoutError:
-            self._cut()
-            raise ClientGoneError from None
+            self._give_up()
         finally:
             self._journey.note_sent(start_ns)
+
+    def _give_up(self) -> NoReturn:
+        self._cut()
+        raise ClientGoneError from None

@@ -135,6 +135,20 @@ class EngineRow(Schema):
     sample and send. Empty before its first step."""
     start_phases: dict[str, float] = Field(default_factory=dict)
     """Seconds of each phase of its start, in order. Empty before it is ready."""
+    kernel_path: str | None = None
+    """What computes: `torch`, or an instruction set of the CPU kernels."""
+    kernel_reason: str | None = None
+    quantization: str | None = None
+    """How most of the linear layers' weights are kept: `none`, `int8`, `w4`."""
+    quantization_reason: str | None = None
+    """Why so, and what is known of its price in accuracy."""
+    kv_cache_dtype: str | None = None
+    weight_cache: str | None = None
+    """`hit`: packed weights were mapped from disk; `miss`: packed and kept; `off`."""
+    num_threads: int | None = None
+    """On a CPU."""
+    num_parameters: int | None = None
+    """Weights that a token passes: two operations each."""
 
 
 class GatewayRow(Schema):

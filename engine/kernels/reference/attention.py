@@ -9,6 +9,8 @@ What lies in the cache where a request may not look (an earlier owner's values, 
 ones perhaps) is never part of a result: scores there are replaced, values set to zero.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -17,16 +19,31 @@ from engine.kernels.reference.attention_plan import CHUNK_KEYS, AttentionGroup
 from engine.kernels.reference.tiles import widened
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """What becomes of the product of a query and a key."""
+
+    scale: float
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)`."""
+
+
 def attend(
-    queries: Tensor, cache: LayerCache, group: AttentionGroup, heads: HeadShape, scale: float
+    queries: Tensor,
+    cache: LayerCache,
+    group: AttentionGroup,
+    heads: HeadShape,
+    scores_by: ScoreRule,
 ) -> Tensor:
-    """Compute one group, scores times `scale`; returns `[P * T, heads, head_dim]`."""
+    """Compute one group; returns `[P * T, heads, head_dim]`."""
     pieces, chunks, tile = group.num_pieces, group.num_chunks, group.tile
     kv_heads, head_dim = heads.num_kv_heads, heads.head_dim
     group_size = heads.num_heads // kv_heads
-    query = _query_tiles(queries.index_select(0, group.rows), group, kv_heads, scale)
+    query = _query_tiles(queries.index_select(0, group.rows), group, kv_heads, scores_by.scale)
     keys = cache.keys.index_select(0, group.blocks)
     scores = torch.bmm(query, _by_chunk(keys, group).transpose(1, 2))
+    if scores_by.softcap is not None:
+        _cap(scores, scores_by.softcap)
     weights = scores.view(pieces, chunks, kv_heads, tile, CHUNK_KEYS)
     masked = weights if group.hidden.shape[1] == chunks else weights[:, -group.hidden.shape[1] :]
     masked.masked_fill_(group.hidden, float("-inf"))
@@ -40,6 +57,11 @@ def attend(
     rows = mixed[:, :, : group.num_tokens * group_size, :head_dim]
     by_token = rows.view(pieces, kv_heads, group.num_tokens, group_size, head_dim).transpose(1, 2)
     return by_token.reshape(-1, heads.num_heads, head_dim)
+
+
+def _cap(scores: Tensor, softcap: float) -> None:
+    """Cap in place; torch.exp, other than torch.tanh, gives the same bits in every place."""
+    scores.mul_(2.0 / softcap).exp_().add_(1.0).reciprocal_().mul_(-2.0 * softcap).add_(softcap)
 
 
 def _query_tiles(queries: Tensor, group: AttentionGroup, kv_heads: int, scale: float) -> Tensor:

@@ -20,7 +20,7 @@ from engine.kernels.backend import (
     Span,
     StepPlan,
 )
-from engine.kernels.reference.attention import attend
+from engine.kernels.reference.attention import ScoreRule, attend
 from engine.kernels.reference.attention_plan import AttentionGroup, AttentionPlanner
 from engine.kernels.reference.products import (
     LowRankProducts,
@@ -138,14 +138,20 @@ class ReferenceBackend(KernelBackend):
         cache.values.flatten(0, 1).index_copy_(0, plan.slots, values.to(cache.values.dtype))
 
     def attention(
-        self, queries: Tensor, cache: LayerCache, plan: LayerPlan, scale: float
+        self,
+        queries: Tensor,
+        cache: LayerCache,
+        plan: LayerPlan,
+        scale: float,
+        softcap: float | None = None,
     ) -> Tensor:
         """Attend group by group."""
         assert self._shapes is not None, "prepare() was not called"
+        rule = ScoreRule(scale, softcap)
         mixed = torch.zeros(queries.shape, device=queries.device)
         groups: list[AttentionGroup] = plan.attention
         for group in groups:
-            found = attend(queries, cache, group, self._shapes.heads, scale)
+            found = attend(queries, cache, group, self._shapes.heads, rule)
             if group.used is None:
                 mixed.index_copy_(0, group.rows, found)
             else:

@@ -89,7 +89,7 @@ class LowRankProducts:
 def _widened_adapter(down: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Bring both to float32 and their rows to a good length; most are so already."""
     rank = up.shape[1]
-    up = widened(up.float())
+    up = widened(up.float().contiguous())  # what was probed is not transposed
     down = widened(down.float())
     if up.shape[1] != rank:
         down = F.pad(down, (0, 0, 0, up.shape[1] - rank))

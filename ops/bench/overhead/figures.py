@@ -9,6 +9,8 @@ from typing import Any
 
 RESAMPLES = 4000
 TAIL = 0.025
+TRIM = 0.2
+"""Of the pairs, at each end, that do not count: what else the machine does comes in bursts."""
 MAX_ENGINE_RATIO = 1.01
 MAX_APPLIANCE_RATIO = {"default": 1.01, "sampled": 1.01}
 MAX_APPLIANCE_RATIO_ALL = 1.03
@@ -36,7 +38,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """On against off: geometric mean over pairs, and its 95 % interval."""
+    """On against off: trimmed geometric mean over pairs, and its 95 % interval."""
 
     mean: float
     low: float
@@ -84,9 +86,15 @@ def paired_ratio(on: Sequence[float], off: Sequence[float], seed: int = 0) -> Ra
     """Return the mean ratio of pairs, its interval by resampling pairs."""
     logs = [math.log(a / b) for a, b in zip(on, off, strict=True)]
     draw = random.Random(seed)
-    means = sorted(statistics.fmean(draw.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
+    means = sorted(trimmed_mean(draw.choices(logs, k=len(logs))) for _ in range(RESAMPLES))
     low, high = means[int(TAIL * RESAMPLES)], means[int((1 - TAIL) * RESAMPLES) - 1]
-    return Ratio(math.exp(statistics.fmean(logs)), math.exp(low), math.exp(high))
+    return Ratio(math.exp(trimmed_mean(logs)), math.exp(low), math.exp(high))
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean of the values without the `TRIM` smallest and largest."""
+    cut = int(TRIM * len(values))
+    return statistics.fmean(sorted(values)[cut : len(values) - cut])
 
 
 def verdicts_of(

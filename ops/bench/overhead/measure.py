@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -85,14 +85,22 @@ async def _windows(subject: Subject, plan: Plan, load: Load) -> tuple[list[Windo
     await asyncio.sleep(plan.warm_up_s)
     if plan.scenario == "full":
         subject.fill_disk()
-    draw, seen, windows = random.Random(plan.seed), Seen(Histogram({})), []
-    for _ in range(plan.pairs):
-        pair = [
-            await _window(subject, plan, load, seen, on=on) for on in draw.sample([True, False], 2)
-        ]
-        windows += pair
+    seen = Seen(Histogram({}))
+    windows = [await _window(subject, plan, load, seen, on=on) for on in _order(plan)]
     await asyncio.to_thread(subject.set_recording, on=True)
     return windows, seen
+
+
+def _order(plan: Plan) -> Iterator[bool]:
+    """Yield whether telemetry is on in each window.
+
+    Two pairs mirror each other (on, off, off, on or the reverse, by lot), so that what changes
+    steadily cancels out.
+    """
+    draw, first = random.Random(plan.seed), True
+    for pair in range(plan.pairs):
+        first = draw.random() < 0.5 if pair % 2 == 0 else not first  # noqa: PLR2004 - a coin
+        yield from (first, not first)
 
 
 async def _window(subject: Subject, plan: Plan, load: Load, seen: Seen, *, on: bool) -> Window:

@@ -5,7 +5,7 @@ import json
 import time
 from dataclasses import dataclass, field
 
-from appliance.cli.bench import make_prompt
+from appliance.cli.bench_load import make_prompt
 
 CONNECT_S = 10.0
 LINE_LIMIT = 1 << 20

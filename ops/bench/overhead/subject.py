@@ -113,6 +113,15 @@ class Subject:
         )
         self.model = answer.json()["data"][0]["id"]
 
+    @property
+    def pid(self) -> int:
+        """Of its supervisor, which leads its process group."""
+        return self._process.pid
+
+    def engines(self) -> list[dict]:
+        """Return what the control plane says about the engines."""
+        return self._http.get(f"{self._admin}/admin/v1/engines").json()["items"]
+
     def set_recording(self, *, on: bool) -> None:
         """Switch the telemetry while it runs."""
         answer = self._http.patch(f"{self._admin}/admin/v1/telemetry", json={"recording": on})
@@ -131,7 +140,7 @@ class Subject:
     def cpu_s(self) -> dict[Role, dict[int, float]]:
         """Return CPU seconds of every thread by role; differences of two readings count."""
         threads: dict[Role, dict[int, float]] = {"engine": {}, "gateway": {}, "supervisor": {}}
-        for pid, role in self._processes():
+        for pid, role in self.processes():
             for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
                 try:
                     threads[role][int(task.parent.name)] = (
@@ -141,7 +150,8 @@ class Subject:
                     continue  # the thread has just ended
         return threads
 
-    def _processes(self) -> list[tuple[int, Role]]:
+    def processes(self) -> list[tuple[int, Role]]:
+        """Return the process ids of all that live, each with its role."""
         found: list[tuple[int, Role]] = [(self._process.pid, "supervisor")]
         for child in psutil.Process(self._process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):

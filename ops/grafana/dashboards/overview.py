@@ -212,7 +212,7 @@ ENGINES = Row(
         ),
         Panel(
             "Models and version",
-            "Which engine serves which model, on which device, in which dtype, with which kernels.",
+            "Which engine serves which model: device, formats of weights and KV, kernels, threads.",
             "An engine is missing: it is not configured; `quarterdeck config show --sources`.",
             (
                 Query(f"quarterdeck_engine_info{ENGINE}", "engine"),

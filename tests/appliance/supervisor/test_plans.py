@@ -54,6 +54,30 @@ def test_an_engines_own_settings_win(tiny_model_path: Path):
     assert second.served_names == ("shared",)
 
 
+def test_formats_kernels_and_the_weight_cache_reach_each_engine(
+    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    own = EngineSettings(quantization="w4", kernels="cpu:avx2", num_threads=1)
+    settings = Settings(
+        model=str(tiny_model_path),
+        engines=[own, EngineSettings()],
+        quantization="int8",
+        kv_cache_dtype="int8",
+        num_threads=2,
+        weight_cache_bytes=5,
+    )
+    first, second = (engine.config for engine in plan(settings).engines)
+
+    assert (first.quantization, first.kernels, first.num_threads) == ("w4", "cpu:avx2", 1)
+    assert (second.quantization, second.kernels, second.num_threads) == ("int8", "auto", 2)
+    assert first.kv_cache_dtype == second.kv_cache_dtype == "int8"
+    assert first.weight_cache_dir == str(tmp_path / "quarterdeck" / "weights")
+    assert first.weight_cache_bytes == 5
+    off = Settings(model=str(tiny_model_path), weight_cache="off")
+    assert plan(off).engines[0].config.weight_cache_dir is None
+
+
 def test_the_shared_names_are_not_for_an_engine_with_another_model(tiny_model_path: Path):
     other = EngineSettings(model=str(tiny_model_path))
     settings = Settings(model=str(tiny_model_path), engines=[other], served_model_name=["shared"])

@@ -52,7 +52,7 @@ def test_the_first_start_shows_both_keys_and_a_curl_line_that_asks_for_a_capital
     assert "Authorization: Bearer qd_inference_secret" in curl
     body = json.loads(curl[-1])
     assert body["model"] == "smollm2"
-    assert "capital of France" in body["messages"][0]["content"]
+    assert "capital of Japan" in body["messages"][0]["content"]
 
 
 def test_every_command_line_has_full_paths_and_survives_a_shell():

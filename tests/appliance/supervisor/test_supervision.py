@@ -35,6 +35,22 @@ async def test_a_killed_engine_is_noticed_at_once_and_comes_back_as_a_new_epoch(
     assert (again.restarts, again.last_exit, again.reason) == (1, "SIGKILL", None)
 
 
+async def test_what_an_engine_says_of_kernels_and_formats_is_in_its_row_while_it_lives(
+    run_dir: Path,
+):
+    async with appliance(run_dir, "well") as it:
+        row = it.engine()
+        assert row.pid is not None
+        os.kill(row.pid, signal.SIGKILL)
+        dead = await it.until_state("backoff")
+
+    assert (row.kernel_backend, row.kernel_path) == ("fake", "fake-isa")
+    assert (row.quantization, row.kv_cache_dtype, row.weight_cache) == ("w4", "int8", "hit")
+    assert (row.kernel_reason, row.num_threads) == ("there is no other", 2)
+    assert row.quantization_reason == "as the file holds them"
+    assert (dead.kernel_path, dead.quantization, dead.num_threads) == (None, None, None)
+
+
 async def test_the_journal_tells_the_life_of_an_engine_in_sentences(run_dir: Path):
     async with appliance(run_dir, "well") as it:
         pid = it.engine().pid
@@ -44,13 +60,17 @@ async def test_the_journal_tells_the_life_of_an_engine_in_sentences(run_dir: Pat
         events = [e for e in reversed(it.hub.parts.journal.latest(100)) if e.subject == "e0"]
 
     texts = [re.sub(r"\d+\.\d s", "N s", event.text) for event in events]
+    ready = (
+        "ready: fake, float32, 64 KV blocks, N s; weights w4 (as the file holds them), KV int8,"
+        " kernels fake-isa on 2 threads (there is no other)"
+    )
     assert texts == [
         "starts",
-        "ready: fake, float32, 64 KV blocks, N s",
+        ready,
         "died (epoch 1): SIGKILL",
         "SIGKILL; next start in N s",
         "starts again after: SIGKILL",
-        "ready: fake, float32, 64 KV blocks, N s",
+        ready,
     ]
 
 

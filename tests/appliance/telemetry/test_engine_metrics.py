@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pla
 from appliance.supervisor.admin.schemas import Operation
 from appliance.telemetry import names
 from appliance.telemetry.accounts import Accounts
+from appliance.telemetry.engine_gauges import row_levels
 from appliance.telemetry.exposition import Exposition
 from appliance.telemetry.hub import Hub
 from appliance.telemetry.records import RequestFirstToken
@@ -23,6 +24,7 @@ from tests.appliance.telemetry.workload import (
     play_call,
     record,
 )
+from tests.dashboard.samples import an_engine
 
 pytestmark = pytest.mark.anyio
 
@@ -98,6 +100,31 @@ def engine_ready() -> EngineReady:
         peak_flops=1e12,
         phases=(StartPhase(name="weights", start_ns=0, end_ns=2_000_000_000),),
     )
+
+
+def test_the_info_of_an_engine_says_what_computes_and_how_weights_and_keys_are_kept():
+    row = an_engine(
+        dtype="bfloat16",
+        kernel_backend="cpu",
+        kernel_path="avx512-bf16",
+        quantization="w4",
+        kv_cache_dtype="int8",
+        num_threads=2,
+    )
+
+    (labels,) = (labels for metric, labels, _ in row_levels(row) if metric is names.ENGINE_INFO)
+
+    assert dict(zip(names.ENGINE_INFO.labels, labels, strict=True)) == {
+        "engine": "e0",
+        "model": "smollm2",
+        "device": "cpu",
+        "dtype": "bfloat16",
+        "kernel_backend": "cpu",
+        "kernel_path": "avx512-bf16",
+        "quantization": "w4",
+        "kv_cache_dtype": "int8",
+        "threads": "2",
+    }
 
 
 def gateway_api_series(content: bytes, name: str) -> list[tuple[dict[str, str], float]]:

@@ -22,7 +22,7 @@ async def test_a_blocked_loop_is_seen_and_an_idle_one_is_not():
     lag.start()
     await asyncio.sleep(0.18)
     quiet = sum(histogram.counts)
-    assert 1 <= quiet <= 3, "one timer at a time"
+    assert 1 <= quiet <= 4, "one timer at a time"
 
     before_ns = now_ns()
     time.sleep(0.2)  # noqa: ASYNC251 - it shall block

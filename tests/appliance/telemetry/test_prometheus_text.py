@@ -89,6 +89,7 @@ async def test_the_plain_format_holds_every_family_and_the_counts(hub: Hub):
     assert value("quarterdeck_requests_received_total", route=ROUTE) == 1
     assert value("quarterdeck_requests_ended_total", route=ROUTE, outcome="finished") == 1
     info = {"engine": "e0", "model": "tiny", "device": "cpu", "dtype": "", "kernel_backend": ""}
+    info |= dict.fromkeys(("kernel_path", "quantization", "kv_cache_dtype", "threads"), "")
     assert value("quarterdeck_engine_info", **info) == 1
     assert value("quarterdeck_engine_state", engine="e0", state="ready") == 1
     assert value("quarterdeck_engine_state", engine="e0", state="asleep") == 0
@@ -236,7 +237,7 @@ def test_the_format_is_what_was_asked_for(accept: str, is_open: bool):
 def test_label_values_are_escaped_and_any_number_can_be_read_back():
     totals = Totals()
     nasty = 'a"b\\c\nd'
-    totals.add(names.ENGINE_INFO, ("e0", nasty, "cpu", "", ""), 1)
+    totals.add(names.ENGINE_INFO, ("e0", nasty, "cpu", *[""] * 6), 1)
     for number, value in enumerate((float("inf"), float("-inf"), float("nan"), 1e300, 1e-9, 12)):
         totals.add(names.ENGINE_PEAK_FLOPS, (f"e{number}",), value)
 

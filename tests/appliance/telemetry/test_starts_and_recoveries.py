@@ -24,7 +24,12 @@ def ready(*phases: StartPhase) -> EngineReady:
         vocab_size=10,
         dtype="float32",
         device="cpu",
-        kernel_backend="reference",
+        kernel_backend="cpu",
+        kernel_path="avx2",
+        quantization="w4",
+        kv_cache_dtype="int8",
+        weight_cache="hit",
+        num_threads=2,
         weights_bytes=1,
         kv_cache_bytes=1,
         resident_bytes=1,
@@ -54,6 +59,11 @@ def test_a_start_is_one_trace_from_the_spawn_on():
     assert (root.trace_id, root.span_id) == (context.trace_id, context.span_id)
     assert {child.parent_id for child in children} == {root.span_id}
     assert root.attributes[names.ENGINE_EPOCH] == 3
+    assert root.attributes[names.ENGINE_KERNELS] == "avx2"
+    assert root.attributes[names.ENGINE_QUANTIZATION] == "w4"
+    assert root.attributes[names.ENGINE_KV_DTYPE] == "int8"
+    assert root.attributes[names.ENGINE_WEIGHT_CACHE] == "hit"
+    assert root.attributes[names.ENGINE_THREADS] == 2
 
 
 def test_a_start_that_fails_shows_how_far_it_came():

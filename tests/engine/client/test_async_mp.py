@@ -237,7 +237,7 @@ async def test_junk_is_dropped_and_counted_and_streams_go_on(rig: Rig, frames: l
     junk = rig.client._resources.context.socket(zmq.PUSH)
     junk.setsockopt(zmq.LINGER, 0)
     junk.connect(output_address(rig.run_dir, "gateway-0"))
-    await junk.send_multipart(frames)
+    junk.send_multipart(frames)
 
     assert len([t for o in await read_all(collector) for t in o.new_token_ids]) == 20
     async with asyncio.timeout(2):
@@ -250,7 +250,7 @@ async def test_a_message_of_a_future_protocol_version_is_dropped(rig: Rig):
     header = Header(99, 1, "e0", 1, 1, "0" * 32, "0" * 16, 0, now_ns())
     push = rig.client._resources.context.socket(zmq.PUSH)
     push.connect(output_address(rig.run_dir, "gateway-0"))
-    await push.send_multipart(ENGINE_CODEC.encode(header, rig.engine._ready()))
+    push.send_multipart(ENGINE_CODEC.encode(header, rig.engine._ready()))
 
     async with asyncio.timeout(2):
         while not rig.client.counts.undecodable:

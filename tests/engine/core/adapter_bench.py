@@ -13,6 +13,7 @@ from engine.core.adapter_reader import AdapterReader
 from engine.core.adapters import AdapterStore, LoadingAdapter
 from engine.kernels.backend import KernelBackend
 from engine.kernels.reference.backend import ReferenceBackend
+from engine.layers.lora import TensorAdapters
 from engine.models.registry import family_of
 from engine.wire.calls import AdapterState, LoadAdapter
 
@@ -37,7 +38,7 @@ class AdapterBench:
         self.store = AdapterStore(
             self.config,
             make_reader(model_dir, self.config.max_lora_rank),
-            kernels or ReferenceBackend(),
+            TensorAdapters(kernels or ReferenceBackend(), torch.device("cpu")),
             torch.device("cpu"),
             self._ready.set,
             clock=self.clock,

@@ -30,6 +30,9 @@ def sabotage(kind: str) -> None:
     name, method = {"deaf": ("input", "_receive"), "mute": ("output", "_distribute")}[kind]
     (thread,) = [thread for thread in threading.enumerate() if thread.name == name]
 
+    if kind == "mute":
+        thread._send_at_once = lambda _: False  # all is left to the thread
+
     def fail(*_: object) -> None:
         delattr(thread, method)
         raise RuntimeError("sabotage")

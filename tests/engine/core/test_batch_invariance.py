@@ -48,14 +48,26 @@ def adapters(tmp_path_factory, tiny_model_path: Path) -> dict[str, Path]:
     }
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+KERNELS = {
+    "reference-float32": {"kernels": "reference", "dtype": "float32"},
+    "reference-bfloat16": {"kernels": "reference", "dtype": "bfloat16"},
+    "cpu-none": {"kernels": "cpu", "quantization": "none", "num_threads": 2},
+    "cpu-int8": {"kernels": "cpu", "quantization": "int8", "num_threads": 1},
+    "cpu-w4-kv-int8": {
+        "kernels": "cpu", "quantization": "w4", "kv_cache_dtype": "int8", "num_threads": 2,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=KERNELS)
 def loaded(request, tiny_model_path: Path) -> Iterator[tuple[TorchRunner, ModelFacts]]:
+    options = KERNELS[request.param]
     runner = TorchRunner(
-        engine_config(tiny_model_path, dtype=request.param, block_size=BLOCK, max_num_seqs=64)
+        engine_config(tiny_model_path, block_size=BLOCK, max_num_seqs=64, **options)
     )
     facts = runner.load(lambda _phase, _done, _total: None)
     yield runner, facts
-    _KEPT.pop(facts.dtype).shut_down()
+    _KEPT.pop(runner).shut_down()
 
 
 def a_request(chance: random.Random, name: str) -> AddRequest:
@@ -94,9 +106,9 @@ def a_request(chance: random.Random, name: str) -> AddRequest:
 
 def new_core(loaded: tuple[TorchRunner, ModelFacts], adapters: dict[str, Path], **options: object):
     """A core around the same model; its adapters and compiled grammars are kept from the first."""
-    runner, facts = loaded
+    runner, _ = loaded
     bench = CoreBench(loaded=loaded, block_size=BLOCK, max_loras=2, **options)
-    kept = _KEPT.setdefault(facts.dtype, bench.core)
+    kept = _KEPT.setdefault(runner, bench.core)
     if kept is not bench.core:
         bench.core.intake.close()
         bench.core.intake.grammars = kept.intake.grammars
@@ -112,7 +124,7 @@ def new_core(loaded: tuple[TorchRunner, ModelFacts], adapters: dict[str, Path], 
     return bench
 
 
-_KEPT: dict[str, EngineCore] = {}
+_KEPT: dict[TorchRunner, EngineCore] = {}
 
 
 def finish(bench: CoreBench) -> None:

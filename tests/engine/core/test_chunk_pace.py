@@ -2,10 +2,11 @@
 
 import pytest
 
-from engine.core.chunk_pace import STRETCH, ChunkPace
+from engine.core.chunk_pace import ALL_STRETCH, STRETCH, ChunkPace
 
 DECODE_NS = 40_000_000
 TOKEN_NS = 1_000_000
+MS = 1_000_000
 
 
 def step_ns(prompt_tokens: int, decode_tokens: int) -> int:
@@ -67,3 +68,22 @@ def test_a_prompt_alone_teaches_what_its_tokens_cost():
     pace.observe(0, 1, DECODE_NS)
 
     assert pace.limit() == pytest.approx((STRETCH - 1) * DECODE_NS / TOKEN_NS, abs=1)
+
+
+def test_prompts_that_come_together_stretch_a_step_no_further_than_its_limit():
+    pace = ChunkPace(threshold=0, budget=512, smallest=16)
+    assert pace.limit_of_all() == 512
+    for _ in range(40):
+        pace.observe(0, 32, 30 * MS)
+        pace.observe(128, 32, 30 * MS + 128 * MS // 2)
+
+    assert pace.limit_of_all() == pytest.approx((ALL_STRETCH - 1) * 30 * 2, abs=1)
+
+
+def test_prompts_get_on_even_where_decodes_are_fast():
+    pace = ChunkPace(threshold=0, budget=512, smallest=16)
+    for _ in range(40):
+        pace.observe(0, 1, 4 * MS)
+        pace.observe(128, 1, 4 * MS + 128 * MS // 2)
+
+    assert pace.limit_of_all() == 64

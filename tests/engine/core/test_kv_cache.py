@@ -6,7 +6,7 @@ import torch
 from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.core.batch import ConfigError
-from engine.core.kv_cache import CacheSize, allocate_cache, plan_cache
+from engine.core.kv_cache import CacheSize, allocate_cache, plain_block_bytes, plan_cache
 
 CPU = torch.device("cpu")
 BLOCK = 16
@@ -38,7 +38,7 @@ def plan(config: ModelConfig, **options: object) -> CacheSize:
     engine = EngineConfig(
         engine_id="e0", epoch=1, model="m", model_name="m", clients=(), block_size=BLOCK, **fields
     )
-    return plan_cache(engine, config, torch.float32, CPU)
+    return plan_cache(engine, config, plain_block_bytes(engine, config, torch.float32), CPU)
 
 
 def test_a_chosen_budget_is_spent_wholly_on_blocks():

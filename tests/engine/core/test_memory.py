@@ -27,7 +27,7 @@ def text():
         done = len(tokens)
         tokens.extend(result.token_ids["r"])
     return tokens
-found = {"texts": [text()], "released": [], "weights": runner._loaded.weights_bytes}
+found = {"texts": [text()], "released": [], "weights": runner._loaded.weights.total}
 for level in (1, 2, 1):
     before = runner.resident_bytes()
     runner.release(level)

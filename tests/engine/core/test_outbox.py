@@ -142,3 +142,15 @@ def test_a_client_that_has_read_all_can_be_cut_off_again(line: Line):
     line.read()
 
     assert [line.put(a_token("r", token)) for token in range(5)] == [True] * 4 + [False]
+
+
+def test_nothing_is_sent_past_what_waits(line: Line):
+    late = Outgoing(1, a_token("r", 2), new_context(), "parent", 5)
+    assert not line.outbox.send_now(late, line.sender), "nobody is there"
+    line.put(a_token("r", 1))
+
+    assert not line.outbox.send_now(late, line.sender)
+    (first,) = line.read()
+    assert first == a_token("r", 1)
+    assert line.outbox.send_now(late, line.sender)
+    assert split(line.pull.recv_multipart(), ENGINE_CODEC).body == a_token("r", 2)

@@ -80,12 +80,12 @@ def test_following_any_histories_counts_what_counting_anew_counts(histories, num
     for history in histories:
         counts.follow(history)
 
-        ids, outputs = counts.ids(), counts.outputs()
-        found = dict(zip(ids.tolist(), outputs.tolist(), strict=True))
+        said = counts.said()
+        found = dict(zip(said.ids.tolist(), said.outputs.tolist(), strict=True))
         output = Counter(history[num_prompt:])
         assert found == {token_id: output[token_id] for token_id in set(history)}
-        assert len(ids) == len(found)
-        del ids, outputs  # they hold the memory that the next step extends
+        assert len(said.ids) == len(found)
+        del said  # it holds the memory that the next step extends
 
 
 @settings(max_examples=100, deadline=None)

@@ -249,7 +249,9 @@ async def test_sleep_and_wake_over_the_wire(run_dir: Path):
     async with engine_station(run_dir) as station:
         await ready(station)
 
+        await station.wait_for(EngineStats)
         slept = await station.call(Sleep(level=2))
+        await station.wait_for(EngineStats, 2)  # of the change
         _, rejected = await finish(station.add("asleep", [1]))
         woke = await station.call(Wake())
         tokens, _ = await finish(station.add("awake", [1]))

@@ -6,6 +6,7 @@ import pytest
 
 from engine.core.batch import ConfigError, ModelRunner
 from engine.core.runner import TorchRunner
+from engine.kernels.cpu.library import instruction_sets
 from engine.wire.messages import SamplingParams
 from tests.engine.models.harness import engine_config, make_runner, share
 from tests.tiny_model import make_tiny_model
@@ -38,7 +39,9 @@ def test_load_reports_phases_in_order_and_the_facts(tiny_model_path):
     last = {phase: (done, total) for phase, done, total in seen}
     assert all(done == total > 0 for done, total in last.values())
     assert facts.architecture == "LlamaForCausalLM"
-    assert (facts.dtype, facts.device, facts.kernel_backend) == ("bfloat16", "cpu", "reference")
+    assert (facts.dtype, facts.device, facts.kernel_backend) == ("bfloat16", "cpu", "cpu")
+    assert (facts.kernel_path, facts.quantization) == (instruction_sets()[0], "none")
+    assert facts.kv_cache_dtype == "bfloat16"
     assert facts.max_model_len == 512
     assert facts.eos_token_ids == (2,)
     assert facts.kv_cache_bytes == facts.num_blocks * 2 * 2 * 16 * 2 * 16 * 2

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.core.batch import SampleRow
-from engine.core.draw import row_sums
 from engine.core.sampler import Sampler, prompt_logprobs
+from engine.kernels.torch_sampling import row_sums
 from tests.engine.core.sample_rows import a_row, choose, random_row
 
 SECRET = b"0123456789abcdef"

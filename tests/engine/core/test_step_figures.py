@@ -29,6 +29,7 @@ from engine.wire.messages import (
 from engine.wire.sockets import MessageCounts
 from engine.wire.stats import AGE_EDGES, BATCH_EDGES, STEP_EDGES
 from tests.engine.core.core_bench import CoreBench
+from tests.engine.models.harness import engine_config
 
 
 def stats_of(bench: CoreBench) -> EngineStats:
@@ -44,7 +45,7 @@ def real(tiny_model_path):
     clients = (ClientEndpoint(name="supervisor", input="", output=""),)
     config = EngineConfig(
         engine_id="e0", epoch=1, model=str(tiny_model_path), model_name="m", clients=clients,
-        kv_cache_bytes=1 << 22,
+        kv_cache_bytes=1 << 22, kernels="reference",
     )  # fmt: skip
     runner = TorchRunner(config)
     return runner, runner.load(lambda *_: None)
@@ -98,6 +99,17 @@ def test_operations_and_bytes_follow_from_the_shape_of_the_model(real, tiny_mode
     token_bytes = 2 * 2 * config.num_kv_heads * config.head_dim * config.num_layers
     embedding = config.vocab_size * config.hidden_size * 2
     assert accounts.bytes_moved == 2 * (facts.weights_bytes - embedding) + 21 * token_bytes
+
+
+def test_a_step_on_the_c_kernels_reads_the_packed_weights(tiny_model_path):
+    runner = TorchRunner(engine_config(tiny_model_path, kernels="cpu", quantization="int8"))
+    facts = runner.load(lambda *_: None)
+    config = open_checkpoint(tiny_model_path).config
+
+    assert facts.costs is not None
+    # a tied head is the embedding; a group of 32 weights has a scale of two bytes
+    weights = facts.num_parameters + config.vocab_size * config.hidden_size
+    assert 34 / 32 * weights <= facts.costs.weights_bytes < 1.1 * 34 / 32 * weights
 
 
 def test_a_sliding_window_bounds_what_attention_costs():

@@ -47,13 +47,17 @@ class Context:
     def __len__(self) -> int:
         return len(self.queries)
 
-    def expected(self, window: int | None, scale: float = 0.25) -> torch.Tensor:
+    def expected(
+        self, window: int | None, scale: float = 0.25, softcap: float | None = None
+    ) -> torch.Tensor:
         """Compute row by row, in float64."""
         group = self.queries.shape[1] // self.keys.shape[1]
         keys, values = (
             part.double().repeat_interleave(group, dim=1) for part in (self.keys, self.values)
         )
         scores = torch.einsum("qhd,khd->hqk", self.queries.double(), keys) * scale
+        if softcap is not None:
+            scores = softcap * (scores / softcap).tanh()
         at = torch.arange(len(self))
         seen = at[None] <= at[:, None]
         if window is not None:
@@ -76,6 +80,7 @@ def run(
     *,
     window: int | None = None,
     scale: float = 0.25,
+    softcap: float | None = None,
 ) -> list[torch.Tensor]:
     """Compute rows `[start, end)` of several contexts in one step, as a layer does."""
     spans: list[Span] = []
@@ -94,7 +99,7 @@ def run(
     kernels.write_cache(keys, values, cache, layer)
     padding = torch.zeros(kernels.padded_rows(row) - row, *pieces[0][0].queries.shape[1:])
     queries = torch.cat([context.queries[start:end] for context, start, end in pieces])
-    mixed = kernels.attention(torch.cat((queries, padding)), cache, layer, scale)
+    mixed = kernels.attention(torch.cat((queries, padding)), cache, layer, scale, softcap)
     assert not mixed[row:].any()
     return list(mixed[:row].split([end - start for _, start, end in pieces]))
 
@@ -117,6 +122,28 @@ def test_scores_are_scaled(kernels, scale):
 
     wanted = context.expected(77, scale)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [0.5, 3.0, 50.0])
+def test_capped_scores_give_what_the_formula_gives(kernels, softcap):
+    context = Context.random(200, 16, 3)
+    cache = empty_cache(16, torch.float32, float("nan"))
+
+    (found,) = run(kernels, cache, [(context, 0, 200)], window=77, scale=1.5, softcap=softcap)
+
+    wanted = context.expected(77, 1.5, softcap)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_company_changes_no_bit_of_capped_scores(kernels):
+    context, other = Context.random(150, 16, 3), Context.random(45, 16, 2)
+    caches = [empty_cache(16, torch.float32, 0.0) for _ in range(2)]
+
+    (alone,) = run(kernels, caches[0], [(context, 0, 150)], softcap=2.0)
+    first, _ = run(kernels, caches[1], [(context, 0, 90), (other, 0, 45)], softcap=2.0)
+    (second,) = run(kernels, caches[1], [(context, 90, 150)], softcap=2.0)
+
+    assert torch.equal(torch.cat((first, second)), alone)
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 60000.0])

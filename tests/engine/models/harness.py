@@ -10,17 +10,33 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.checkpoint import open_checkpoint
+from engine.checkpoint.model_config import ModelConfig
 from engine.config import EngineConfig
 from engine.core.batch import ScheduledRequest
-from engine.core.kv_cache import allocate_cache, plan_cache
-from engine.core.step_input import Bounds, pack
+from engine.core.kernel_choice import choose_kernels
+from engine.core.kv_cache import allocate_cache, plain_block_bytes, plan_cache
+from engine.core.model_source import make_source
+from engine.core.step_input import pack
+from engine.core.tensor_model import TensorModel, TensorParts
 from engine.core.weights import WeightLoader
+from engine.kernels.model import KernelFacts, LoadedModel, WeightsSize
 from engine.kernels.reference.backend import ReferenceBackend
 from engine.layers.linear import StepAdapters
+from engine.models.blocks import EMBEDDING
+from engine.models.decoder import Decoder
 from engine.models.registry import family_of
 from engine.wire.messages import SamplingParams
 
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
+FACTS = KernelFacts(
+    backend="reference",
+    path="torch",
+    reason="a test",
+    quantization="none",
+    quantization_reason="a test",
+    kv_cache_dtype="float32",
+    num_threads=1,
+)
 
 
 def engine_config(path: Path, **changes: object) -> EngineConfig:
@@ -60,8 +76,39 @@ def share(
     )
 
 
-class ModelHarness:
-    """A loaded model whose logits of every row can be looked at.
+class Steps:
+    """A model whose logits of every row can be looked at."""
+
+    config: ModelConfig
+    block_size: int
+    model: LoadedModel
+
+    def poison(self, block: int | slice, *, is_sliding: bool | None = None) -> None:
+        """Fill a block of all layers, or of the layers of one kind, with what is not a number."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        batch: Sequence[ScheduledRequest],
+        adapters: StepAdapters | None = None,
+        last: int | None = None,
+    ) -> list[Tensor]:
+        """Compute one step; returns the logits of every token, request by request.
+
+        With `last`, of so many tokens of each request.
+        """
+        packed = pack(batch)
+        ends = list(accumulate(len(request.token_ids) for request in batch))
+        counts = [min(last or end, len(r.token_ids)) for end, r in zip(ends, batch, strict=True)]
+        rows = [
+            row for end, count in zip(ends, counts, strict=True) for row in range(end - count, end)
+        ]
+        wanted = replace(packed, sampled_rows=rows)
+        return list(self.model.forward(wanted, adapters).clone().split(counts))
+
+
+class ModelHarness(Steps):
+    """A model on the reference kernels.
 
     `changes` are to the `ModelConfig` of the checkpoint.
     """
@@ -83,22 +130,20 @@ class ModelHarness:
         self.kernels.prepare(family.shapes(self.config, torch_dtype, device))
         loader = WeightLoader(checkpoint, torch_dtype, device, lambda _done, _total: None)
         weights = loader.load(family.parameters(self.config), self.kernels)
-        size = plan_cache(
-            engine_config(path, kv_cache_bytes=cache_mib << 20, max_model_len=max_model_len),
-            self.config,
-            torch_dtype,
-            device,
-        )
-        self.bounds = Bounds(
-            vocab_size=self.config.vocab_size,
-            max_model_len=size.max_model_len,
-            num_blocks=size.num_blocks,
-            block_size=size.block_size,
-            num_window_blocks=size.num_window_blocks,
-            sliding_window=size.sliding_window,
-        )
+        engine = engine_config(path, kv_cache_bytes=cache_mib << 20, max_model_len=max_model_len)
+        block_bytes = plain_block_bytes(engine, self.config, torch_dtype)
+        size = plan_cache(engine, self.config, block_bytes, device)
         self.caches = allocate_cache(size, self.config, torch_dtype, device)
-        self.model = family.build(self.config, weights, self.kernels, size.max_model_len)
+        logits_dtype = self.kernels.logits_dtype(torch_dtype, device)
+        parts = family.parts(self.config, weights, torch_dtype, logits_dtype)
+        decoder = Decoder(
+            self.config, weights.tensors[EMBEDDING], parts, self.kernels, size.max_model_len
+        )
+        self.model = TensorModel(
+            TensorParts(decoder, self.caches, self.kernels, device, size.sliding_window),
+            FACTS,
+            WeightsSize(weights.num_bytes, weights.num_bytes),
+        )
 
     def poison(self, block: int | slice, *, is_sliding: bool | None = None) -> None:
         """Fill a block of all layers, or of the layers of one kind, with what is not a number."""
@@ -107,22 +152,29 @@ class ModelHarness:
                 cache.keys[block] = torch.nan
                 cache.values[block] = torch.nan
 
-    def step(
-        self,
-        batch: Sequence[ScheduledRequest],
-        adapters: StepAdapters | None = None,
-        last: int | None = None,
-    ) -> list[Tensor]:
-        """Compute one step; returns the logits of every token, request by request.
 
-        With `last`, of so many tokens of each request.
-        """
-        packed = pack(batch, self.kernels, self.bounds, torch.device("cpu"), adapters)
-        ends = list(accumulate(len(request.token_ids) for request in batch))
-        counts = [min(last or end, len(r.token_ids)) for end, r in zip(ends, batch, strict=True)]
-        rows = [torch.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
-        wanted = replace(packed, sampled_rows=torch.cat(rows))
-        return list(self.model.forward(wanted, self.caches).split(counts))
+class CpuHarness(Steps):
+    """A model on the C++ kernels; `changes` are to the `EngineConfig`."""
+
+    def __init__(self, path: Path, cache_mib: int = 8, **changes: object) -> None:
+        checkpoint = open_checkpoint(path)
+        self.config = checkpoint.config
+        config = engine_config(
+            path, **({"kernels": "cpu", "kv_cache_bytes": cache_mib << 20} | changes)
+        )
+        device = torch.device("cpu")
+        choice = choose_kernels(config, device, checkpoint.config.dtype)
+        self.source = make_source(config, choice, checkpoint, device)
+        self.block_size = config.block_size
+        size = plan_cache(config, self.config, self.source.block_bytes, device)
+        self.model = self.source.load(checkpoint, size, lambda *_: None)
+        self.caches = self.model._cache.layers
+
+    def poison(self, block: int | slice, *, is_sliding: bool | None = None) -> None:
+        """Set every bit: no bfloat16 of that, and no scale of an int8, is a number."""
+        for layer, cache in enumerate(self.caches):
+            if is_sliding is None or is_sliding == self.config.is_sliding(layer):
+                cache.view(-1, self.source.block_bytes)[block] = 0xFF
 
 
 class Text:
@@ -131,7 +183,7 @@ class Text:
     As a scheduler does, it forgets window blocks that no later token may see; they are poisoned.
     """
 
-    def __init__(self, model: ModelHarness, token_ids: Sequence[int], first_block: int = 1) -> None:
+    def __init__(self, model: Steps, token_ids: Sequence[int], first_block: int = 1) -> None:
         self._model = model
         self._token_ids = token_ids
         self._done = 0
@@ -170,7 +222,7 @@ class Text:
         return list(table)
 
 
-def run_texts(model: ModelHarness, texts: Sequence[Text], counts: Iterator[int]) -> None:
+def run_texts(model: Steps, texts: Sequence[Text], counts: Iterator[int]) -> None:
     """Compute texts to their end, packed together, with so many tokens at a time."""
     while live := [text for text in texts if text.rest]:
         shares = [text.take(next(counts)) for text in live]

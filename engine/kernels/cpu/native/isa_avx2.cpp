@@ -1,0 +1,15 @@
+// Kernels for AVX2 with FMA and F16C (Haswell, Zen 1 and later).
+#include "kernels.h"
+#if defined(__x86_64__)
+#define QD_TABLE kernels_avx2
+#define QD_NAME "avx2"
+#include <immintrin.h>
+#include <cmath>
+#include <cstring>
+
+#include "target.h"
+QD_TARGET_BEGIN("avx2,fma,f16c")
+#include "vec_avx2.h"
+#include "isa.inl"
+QD_TARGET_END
+#endif

@@ -1,0 +1,233 @@
+"""Keeps packed weights on disk, so that the next start maps them: a bounded directory of files.
+
+Engines share it, also while they write to it: a file appears whole, under a name that says what is
+in it, and is never changed. Nothing that goes wrong here keeps an engine from starting.
+"""
+
+import hashlib
+import logging
+import mmap
+import os
+import stat
+import struct
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from engine.kernels.cpu.content_hash import ContentHashes
+
+logger = logging.getLogger(__name__)
+
+_SUFFIX = ".weights"
+_UNFINISHED = ".unfinished-"
+_UNFINISHED_S = 3600.0
+"""A file that was not finished, and not written to for so long, is of a process that died."""
+_MAGIC = b"QDPACK01"
+_PREFIX = struct.Struct("<8sIQ16s")
+"""Magic, bytes of the header, bytes of the weights, checksum of the header."""
+_CHECKSUM_BYTES = 16
+_MAX_HEADER_BYTES = 64 << 20
+_PAGE_BYTES = 4096
+_WRITE_BYTES = 32 << 20
+_KEY_CHARACTERS = 40
+_MADV_POPULATE_READ = 22  # Linux 5.14; Python does not name it
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """What a file holds."""
+
+    header: bytes
+    block: Tensor
+    """uint8, a mapping that other engines share; ends with its last view."""
+
+
+class _UselessFileError(Exception):
+    """A file of the cache cannot be used; says why."""
+
+
+class WeightCache:
+    """A directory of packed weights.
+
+    Args:
+        directory: Made when something is stored.
+        max_bytes: Most that it may hold; the least recently used files go.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._hashes = ContentHashes(directory)
+
+    def key(self, files: Sequence[Path], layout: bytes) -> str:
+        """Return the name of the weights that are made of files in one way.
+
+        Args:
+            files: Of the checkpoint. Their content counts; it is read only if a file is not known.
+            layout: Says all that packing depends on besides.
+
+        Raises:
+            CheckpointError: a file cannot be read.
+        """
+        digest = hashlib.sha256(layout)
+        for file in files:
+            digest.update(self._hashes.of(file))
+        return digest.hexdigest()[:_KEY_CHARACTERS]
+
+    def load(self, key: str) -> CachedBlock | None:
+        """Map the weights of this name; None: there are none, or they cannot be used."""
+        path = self._path(key)
+        try:
+            with path.open("rb") as file:
+                found = _read(file)
+                # the time of last use; fails on a read-only file system, where nothing is removed
+                with suppress(OSError):
+                    os.utime(file.fileno())
+        except FileNotFoundError:
+            return None
+        except (OSError, _UselessFileError) as error:
+            logger.warning("cached weights %s are not used: %s", path.name, error)
+            return None
+        return found
+
+    def store(self, key: str, header: bytes, block: Tensor) -> bool:
+        """Write weights; whether they can be loaded now. A failure is logged, nothing more."""
+        num_bytes = _data_offset(len(header)) + block.nbytes
+        if num_bytes > self._max_bytes:
+            logger.info(
+                "weights of %d bytes are not cached, the cache may hold %d",
+                num_bytes,
+                self._max_bytes,
+            )
+            return False
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room(num_bytes, self._path(key))
+            self._write(self._path(key), header, block)
+        except OSError as error:
+            logger.warning("packed weights cannot be cached in %s: %s", self._directory, error)
+            return False
+        return True
+
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{key}{_SUFFIX}"
+
+    def _write(self, path: Path, header: bytes, block: Tensor) -> None:
+        # made by mkstemp: readable by the owner alone
+        descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._directory)
+        try:
+            with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
+                _write(file, header, block)
+            Path(name).replace(path)
+            _sync_directory(self._directory)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+
+    def _make_room(self, num_bytes: int, replaced: Path) -> None:
+        """Remove the least recently used files until another fits."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self._directory.iterdir():
+            with suppress(FileNotFoundError):  # another engine was faster
+                facts = path.stat()
+                if path.name.startswith(_UNFINISHED):
+                    self._remove_abandoned(path)
+                elif path.suffix == _SUFFIX and path != replaced:
+                    found.append((facts.st_mtime, facts.st_size, path))
+        free = self._max_bytes - num_bytes - sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if free >= 0:
+                break
+            logger.info("cached weights %s make room for others", path.name)
+            path.unlink(missing_ok=True)
+            free += size
+        self._hashes.forget_old()
+
+    def _remove_abandoned(self, path: Path) -> None:
+        """Remove a file that a process left behind; those that are being written stay."""
+        here = self._clock_s()
+        if here - path.stat().st_mtime > _UNFINISHED_S:
+            path.unlink(missing_ok=True)
+
+    def _clock_s(self) -> float:
+        """Return the file system's time, which may be another than ours."""
+        with tempfile.TemporaryFile(dir=self._directory) as file:
+            return os.fstat(file.fileno()).st_mtime
+
+
+def _read(file: BinaryIO) -> CachedBlock:
+    facts = os.fstat(file.fileno())
+    if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & _OTHERS_WRITE:
+        raise _UselessFileError("others may have written it")
+    prefix = file.read(_PREFIX.size)
+    if len(prefix) < _PREFIX.size:
+        raise _UselessFileError("it is truncated")
+    magic, header_bytes, num_bytes, checksum = _PREFIX.unpack(prefix)
+    if magic != _MAGIC:
+        raise _UselessFileError("it is of another version")
+    if header_bytes > _MAX_HEADER_BYTES:
+        raise _UselessFileError("it is corrupt")
+    header = file.read(header_bytes)
+    if _checksum(header) != checksum:
+        raise _UselessFileError("it is corrupt")
+    start = _data_offset(header_bytes)
+    if facts.st_size != start + num_bytes:
+        raise _UselessFileError("it is truncated")
+    return CachedBlock(header, _mapped(file, start, num_bytes))
+
+
+def _mapped(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
+    # private and writable, because torch wants memory that it could write to; nobody does, so all
+    # engines have the same pages
+    pages = mmap.mmap(
+        file.fileno(),
+        start + num_bytes,
+        flags=mmap.MAP_PRIVATE,
+        prot=mmap.PROT_READ | mmap.PROT_WRITE,
+    )
+    for advice in (getattr(mmap, "MADV_HUGEPAGE", None), _MADV_POPULATE_READ):
+        with suppress(OSError, ValueError):  # older systems: pages come when they are read
+            if advice is not None:
+                pages.madvise(advice)
+    return torch.frombuffer(pages, dtype=torch.uint8, offset=start, count=num_bytes)
+
+
+def _write(file: BinaryIO, header: bytes, block: Tensor) -> None:
+    start = _data_offset(len(header))
+    prefix = _PREFIX.pack(_MAGIC, len(header), block.nbytes, _checksum(header)) + header
+    # a full disk shows before anything is written
+    os.posix_fallocate(file.fileno(), 0, start + block.nbytes)
+    _write_fully(file, memoryview(prefix.ljust(start, b"\0")))
+    content = block.numpy().data
+    for first in range(0, len(content), _WRITE_BYTES):
+        _write_fully(file, content[first : first + _WRITE_BYTES])
+    os.fsync(file.fileno())
+
+
+def _write_fully(file: BinaryIO, content: memoryview) -> None:
+    while len(content):
+        content = content[file.write(content) :]
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _data_offset(header_bytes: int) -> int:
+    return -(-(_PREFIX.size + header_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _checksum(header: bytes) -> bytes:
+    return hashlib.blake2b(header, digest_size=_CHECKSUM_BYTES).digest()

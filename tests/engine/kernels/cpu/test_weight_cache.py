@@ -1,0 +1,364 @@
+"""Packed weights on disk: what is found there is what would be packed, whatever happens to it."""
+
+import logging
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from engine.checkpoint.checkpoint import Checkpoint, open_checkpoint
+from engine.kernels.cpu import content_hash
+from engine.kernels.cpu.content_hash import ContentHashes
+from engine.kernels.cpu.loading import CpuWeightLoader
+from engine.kernels.cpu.quantization import choose_quantization
+from engine.kernels.cpu.weight_cache import CachedBlock, WeightCache
+from engine.models.parameters import Weights
+from engine.models.registry import family_of
+from tests.engine.checkpoint.gguf_files import write_gguf
+
+GIB = 1 << 30
+
+
+def load(
+    checkpoint: Checkpoint, directory: Path, asked="auto", max_bytes: int = GIB
+) -> tuple[Weights, CpuWeightLoader]:
+    choice = choose_quantization(asked, checkpoint.tensors.values())
+    cache = WeightCache(directory, max_bytes)
+    loader = CpuWeightLoader(checkpoint, choice, cache, 2, lambda _done, _total: None)
+    return loader.load(family_of(checkpoint.config).parameters(checkpoint.config)), loader
+
+
+def state(path: Path, directory: Path, asked="auto", max_bytes: int = GIB) -> str:
+    return load(open_checkpoint(path), directory, asked, max_bytes)[1].cache_state
+
+
+def content(weights: Weights) -> dict[str, torch.Tensor]:
+    panels = {
+        f"{name}.{at}": segment.panels
+        for name, weight in weights.linears.items()
+        for at, segment in enumerate(weight.content.segments)
+    }
+    return panels | dict(weights.tensors)
+
+
+def assert_same(one: Weights, other: Weights) -> None:
+    ours, theirs = content(one), content(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.weights"))
+
+
+@pytest.fixture
+def model(tiny_model_path: Path, tmp_path: Path) -> Path:
+    return write_gguf(tiny_model_path, tmp_path / "m.gguf", Kind.Q4_1)
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "weights"
+
+
+@pytest.mark.parametrize("asked", ["auto", "none", "int8", "w4"])
+def test_the_second_start_maps_what_the_first_one_packed(model: Path, cache_dir: Path, asked: str):
+    checkpoint = open_checkpoint(model)
+    packed, first = load(checkpoint, cache_dir, asked)
+    mapped, second = load(checkpoint, cache_dir, asked)
+
+    assert (first.cache_state, second.cache_state) == ("miss", "hit")
+    assert_same(packed, mapped)
+    assert first.conversion == second.conversion
+    assert first.quantization_reason == second.quantization_reason
+    assert all(tensor.data_ptr() % 64 == 0 for tensor in content(mapped).values())
+    assert mapped.linears["head"] is mapped.linears["embedding"]
+
+
+def test_only_the_owner_can_read_the_files(model: Path, cache_dir: Path):
+    state(model, cache_dir)
+
+    assert stat.S_IMODE(cache_dir.stat().st_mode) == 0o700
+    (file,) = files(cache_dir)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_each_choice_and_each_model_has_a_file_of_its_own(
+    model: Path, tiny_model_path: Path, tmp_path: Path, cache_dir: Path
+):
+    other = write_gguf(tiny_model_path, tmp_path / "other.gguf", Kind.Q4_0)
+
+    for path, asked in [(model, "auto"), (model, "int8"), (other, "auto"), (other, "none")]:
+        assert state(path, cache_dir, asked) == "miss"
+
+    assert len(files(cache_dir)) == 4
+    assert state(model, cache_dir, "int8") == "hit"
+
+
+def test_a_copy_of_a_model_uses_the_same_weights(model: Path, cache_dir: Path, tmp_path: Path):
+    state(model, cache_dir)
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(model.read_bytes())
+
+    assert state(copy, cache_dir) == "hit"
+
+
+def test_a_model_that_changed_in_place_never_gets_old_weights(
+    model: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(content_hash, "_SETTLED_NS", -1)  # remembered at once
+    checkpoint = open_checkpoint(model)
+    old, _ = load(checkpoint, cache_dir)
+    assert load(checkpoint, cache_dir)[1].cache_state == "hit"
+    before, entry = model.stat(), checkpoint.tensors["model.layers.0.mlp.down_proj.weight"]
+    with model.open("r+b") as file:
+        file.seek(entry.offset + 4)  # numbers of the first block, behind its scales
+        file.write(b"\x12\x34\x56\x78")
+    os.utime(model, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert model.stat().st_size == before.st_size
+    assert model.stat().st_mtime_ns == before.st_mtime_ns
+
+    new, loader = load(open_checkpoint(model), cache_dir)
+
+    assert loader.cache_state == "miss"
+    name = "layers.0.down.0"
+    assert not torch.equal(content(new)[name], content(old)[name])
+
+
+def test_a_known_model_is_not_read_again(
+    model: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(content_hash, "_SETTLED_NS", -1)
+    hashes = ContentHashes(cache_dir)
+    digest = hashes.of(model)
+
+    def never(*_: object) -> None:
+        raise AssertionError("the file was read")
+
+    monkeypatch.setattr(content_hash.hashlib, "file_digest", never)
+    assert hashes.of(model) == digest
+    assert ContentHashes(cache_dir).of(model) == digest
+
+
+def test_the_hash_of_a_file_that_changed_just_now_is_not_remembered(model: Path, cache_dir: Path):
+    model.touch()
+
+    ContentHashes(cache_dir).of(model)
+
+    assert not list(cache_dir.glob("*.hash"))
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 1)
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def lengthen(file: Path) -> None:
+    with file.open("ab") as stream:
+        stream.write(b"x")
+
+
+def flip(offset: int) -> Callable[[Path], None]:
+    def change(file: Path) -> None:
+        changed = bytearray(file.read_bytes())
+        changed[offset] ^= 1
+        file.write_bytes(changed)
+
+    change.__name__ = f"flip_{offset}"
+    return change
+
+
+def other_version(file: Path) -> None:
+    file.write_bytes(b"QDPACK00" + file.read_bytes()[8:])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [truncate, empty, lengthen, other_version, flip(8), flip(13), flip(30), flip(60), flip(200)],
+    ids=lambda damage: damage.__name__,
+)
+def test_a_damaged_file_is_ignored_logged_and_replaced(
+    damage: Callable[[Path], None],
+    model: Path,
+    cache_dir: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    good, _ = load(open_checkpoint(model), cache_dir)
+    kept = {name: tensor.clone() for name, tensor in content(good).items()}
+    del good  # its pages are those of the file
+    (file,) = files(cache_dir)
+    damage(file)
+    caplog.set_level(logging.WARNING)
+
+    again, loader = load(open_checkpoint(model), cache_dir)
+
+    assert loader.cache_state == "miss"
+    assert "are not used" in caplog.text
+    assert all(torch.equal(kept[name], tensor) for name, tensor in content(again).items())
+    assert state(model, cache_dir) == "hit"
+
+
+def test_weights_of_another_plan_under_the_same_name_are_not_used(
+    model: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    state(model, cache_dir)
+    state(model, cache_dir, "int8")
+    one, other = files(cache_dir)
+    one_content, other_content = one.read_bytes(), other.read_bytes()
+    one.write_bytes(other_content)
+    other.write_bytes(one_content)
+
+    assert state(model, cache_dir) == "miss"
+    assert "do not fit this model" in caplog.text
+    assert state(model, cache_dir) == "hit"
+
+
+def test_a_file_that_others_may_have_written_is_not_used(
+    model: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    state(model, cache_dir)
+    files(cache_dir)[0].chmod(0o666)
+
+    assert state(model, cache_dir) == "miss"
+    assert "others may have written it" in caplog.text
+    assert stat.S_IMODE(files(cache_dir)[0].stat().st_mode) == 0o600
+
+
+def store(cache: WeightCache, key: str, num_bytes: int = 10_000) -> bool:
+    return cache.store(key, b"header", torch.full((num_bytes,), 7, dtype=torch.uint8))
+
+
+def test_the_least_recently_used_weights_make_room(cache_dir: Path):
+    cache = WeightCache(cache_dir, max_bytes=3 * 16_000)
+    for age, key in enumerate("abc"):
+        assert store(cache, key)
+        os.utime(cache_dir / f"{key}.weights", (1000 + age, 1000 + age))
+    assert cache.load("a") is not None  # used now
+
+    assert store(cache, "d")
+
+    assert [path.stem for path in files(cache_dir)] == ["a", "c", "d"]
+    assert sum(path.stat().st_size for path in files(cache_dir)) <= 3 * 16_000
+
+
+def test_what_is_written_again_needs_no_room_beside_itself(cache_dir: Path):
+    cache = WeightCache(cache_dir, max_bytes=2 * 16_000)
+    assert store(cache, "a")
+    assert store(cache, "b")
+    assert store(cache, "b")
+
+    assert [path.stem for path in files(cache_dir)] == ["a", "b"]
+
+
+def test_weights_larger_than_the_cache_are_not_kept(
+    model: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+
+    assert state(model, cache_dir, max_bytes=10_000) == "miss"
+    assert not files(cache_dir)
+    assert "the cache may hold 10000" in caplog.text
+
+
+def test_mapped_weights_outlive_their_file(cache_dir: Path):
+    cache = WeightCache(cache_dir, GIB)
+    store(cache, "a", 3_000_000)
+    found = cache.load("a")
+    assert isinstance(found, CachedBlock)
+
+    files(cache_dir)[0].unlink()
+
+    assert found.header == b"header"
+    assert (found.block == 7).all()
+
+
+def test_what_a_dead_process_left_is_removed(cache_dir: Path):
+    cache = WeightCache(cache_dir, GIB)
+    store(cache, "a")
+    old, new = cache_dir / ".unfinished-old", cache_dir / ".unfinished-new"
+    old.write_bytes(b"x")
+    new.write_bytes(b"x")
+    os.utime(old, (1000, 1000))
+
+    store(cache, "b")
+
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_directory_that_cannot_be_made_is_a_warning(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "file").write_bytes(b"")
+
+    weights, loader = load(open_checkpoint(model), tmp_path / "file" / "weights")
+
+    assert loader.cache_state == "miss"
+    assert weights.num_bytes > 0
+    assert "packed weights cannot be cached" in caplog.text
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+import torch
+from engine.kernels.cpu.weight_cache import WeightCache
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+cache = WeightCache(Path(sys.argv[1]), 1 << 30)
+assert not cache.store("a", b"header", torch.zeros(200_000, dtype=torch.uint8))
+"""
+
+
+def test_a_full_disk_is_a_warning_and_leaves_nothing_behind(cache_dir: Path):
+    command = [sys.executable, "-c", FULL_DISK, str(cache_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+    assert "packed weights cannot be cached" in done.stderr
+    assert list(cache_dir.iterdir()) == []
+
+
+def test_engines_that_start_at_once_all_get_whole_weights(model: Path, cache_dir: Path):
+    alone, _ = load(open_checkpoint(model), cache_dir.with_name("other"))
+    found: list[Weights] = []
+
+    def start() -> None:
+        for _ in range(6):
+            found.append(load(open_checkpoint(model), cache_dir)[0])
+            for file in files(cache_dir)[:1]:
+                file.unlink(missing_ok=True)
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 18
+    for weights in found:
+        assert_same(weights, alone)
+    assert not list(cache_dir.glob(".unfinished-*"))
+
+
+def test_the_memory_of_old_hashes_is_bounded(cache_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(content_hash, "_MAX_REMEMBERED", 3)
+    cache_dir.mkdir(parents=True)
+    for age in range(5):
+        file = cache_dir / f"{age}.hash"
+        file.write_bytes(b"x" * 32)
+        os.utime(file, (1000 + age, 1000 + age))
+
+    ContentHashes(cache_dir).forget_old()
+
+    assert sorted(path.stem for path in cache_dir.iterdir()) == ["2", "3", "4"]
