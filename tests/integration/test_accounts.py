@@ -145,7 +145,9 @@ def test_sums_close_at_every_scrape_through_kills_aborts_timeouts_and_overload(
     try:
         for _ in range(3):
             give_up_early(fleet)
-        crowd = [Stream(fleet, "tiny", f"crowd {k}", max_tokens=60) for k in range(60)]
+        crowd = [
+            Stream(fleet, "tiny", f"crowd {k}", max_tokens=400, ignore_eos=True) for k in range(60)
+        ]
         run_all(crowd)
         kill_engine_under_load(fleet)
         kill_gateway_under_load(fleet)
@@ -223,7 +225,7 @@ def test_gauges_return_to_zero_when_nothing_runs(fleet: ApplianceProcess):
 
 def test_the_use_of_the_kv_cache_is_that_of_the_tokens_in_it(fleet: ApplianceProcess):
     """Complaint: a wrong KV cache usage."""
-    stream = Stream(fleet, "tiny", "count the blocks", max_tokens=200, ignore_eos=True)
+    stream = Stream(fleet, "tiny", "count the blocks", max_tokens=460, ignore_eos=True)
     stream.start()
     assert stream.started.wait(20)
 

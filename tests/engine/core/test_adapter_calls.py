@@ -11,6 +11,7 @@ from engine.config import EngineConfig
 from engine.core.adapter_reader import ReadAdapter
 from engine.core.adapters import AdapterStore
 from engine.kernels.reference.backend import ReferenceBackend
+from engine.layers.lora import TensorAdapters
 from engine.wire.calls import (
     AdapterList,
     AdapterState,
@@ -49,9 +50,8 @@ class AdapterRunner(KvRunner):
         self.store: AdapterStore | None = None
 
     def adapter_store(self, on_ready: Callable[[], None]) -> AdapterStore:
-        self.store = AdapterStore(
-            self.config, self.reader, ReferenceBackend(), torch.device("cpu"), on_ready
-        )
+        kernels = TensorAdapters(ReferenceBackend(), torch.device("cpu"))
+        self.store = AdapterStore(self.config, self.reader, kernels, torch.device("cpu"), on_ready)
         return self.store
 
     def release(self, level):
