@@ -51,14 +51,21 @@ def fleet(tiny_model_path: Path) -> Iterator[ApplianceProcess]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+REPORT_S = 0.25
+"""Within so much gateways report, and an exposition that was kept is made anew."""
+
+
 def settled(appliance: ApplianceProcess, ended: float) -> Series:
-    """Return the metrics once so many requests have ended and nothing runs."""
+    """Return the metrics once so many requests have ended, nothing runs and every gateway has
+    reported since."""
 
     def scrape() -> Series | None:
         series = read(appliance.metrics())
         done = total(series, "quarterdeck_requests_ended_total") >= ended
         return series if done and not total(series, "quarterdeck_requests_running") else None
 
+    wait_until(scrape, 20, f"{ended} ended requests")
+    time.sleep(2 * REPORT_S)
     return wait_until(scrape, 20, f"{ended} ended requests")
 
 
