@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from fastapi import APIRouter, Response
 
 from appliance.supervisor.admin.ports import FleetControl
-from appliance.supervisor.admin.schemas import EngineRow, Probe, ProbeEngine
+from appliance.supervisor.admin.probe_schemas import Probe, ProbeEngine
+from appliance.supervisor.admin.schemas import EngineRow
 
 _UNAVAILABLE = 503
 

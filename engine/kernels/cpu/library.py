@@ -2,11 +2,10 @@
 
 import ctypes
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Self
 
 from engine.kernels.cpu.structs import Model, Step
 
@@ -81,18 +80,14 @@ class Pool:
         if handle is not None:
             library().qd_pool_destroy(handle)
 
-    def __del__(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-
-@contextmanager
-def pool_of(num_threads: int) -> Generator[Pool, None, None]:
-    """Make a pool and end it."""
-    pool = Pool(num_threads)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    def __del__(self) -> None:
+        self.close()
 
 
 def _path() -> Path:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.kernels.cpu.library import BAD_VALUE, OK, Pool, instruction_sets, library, pool_of
+from engine.kernels.cpu.library import BAD_VALUE, OK, Pool, instruction_sets, library
 from engine.kernels.cpu.structs import Model
 from tests.engine.kernels.cpu.tiny_engine import (
     Change,
@@ -26,7 +26,7 @@ ISA = "portable"
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with pool_of(2) as found:
+    with Pool(2) as found:
         yield found
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.core.sampler import Sampler
-from engine.kernels.cpu.library import Pool, instruction_sets, pool_of
+from engine.kernels.cpu.library import Pool, instruction_sets
 from engine.kernels.cpu.sampling import CpuSampling
 from engine.kernels.sampling import Draws, PenaltyFactors, Said
 from engine.kernels.torch_sampling import TorchSampling
@@ -28,7 +28,7 @@ sizes = st.sampled_from(SIZES)
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    with pool_of(2) as made:
+    with Pool(2) as made:
         yield made
 
 
@@ -244,7 +244,7 @@ def test_bits_depend_neither_on_company_nor_on_threads(kernels, threads):
     given.temperature[::5] = 0.0
     _, together = kernels.draw(logits.clone(), given)
     scores = kernels.log_softmax(logits)
-    with pool_of(threads) as other:
+    with Pool(threads) as other:
         alone = CpuSampling(other, kernels._path.decode())
         for at in range(12):
             own = Draws(*(getattr(given, name)[at : at + 1] for name in Draws.__slots__))
@@ -347,7 +347,7 @@ def test_parameters_and_rows_that_do_not_fit_are_refused(kernels):
 
 
 def test_nothing_computes_once_the_threads_have_ended():
-    with pool_of(1) as pool:
+    with Pool(1) as pool:
         kernels = CpuSampling(pool, instruction_sets()[0])
 
     with pytest.raises(ValueError, match="the threads have ended"):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.cpu.library import Pool, library, pool_of
+from engine.kernels.cpu.library import Pool, library
 
 MOST_THREADS = 1024
 every_size = pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -45,20 +45,20 @@ def others_go_on(pool: Pool, items: int, held: int, *, in_order: bool) -> bool:
 @given(items=st.integers(0, 300), regions=st.integers(1, 40))
 @settings(max_examples=15, deadline=None)
 def test_every_item_runs_once_in_every_region(threads, items, regions):
-    with pool_of(threads) as pool:
+    with Pool(threads) as pool:
         assert count(pool, items, regions) >= 0
 
 
 @every_size
 def test_many_short_regions_lose_no_item(threads):
-    with pool_of(threads) as pool:
+    with Pool(threads) as pool:
         assert count(pool, 17, 500 if threads > 2 else 5000) >= 0
 
 
 @every_size
 def test_items_are_shared_among_the_threads_of_the_pool_alone(threads):
     items = 10_000
-    with pool_of(threads) as pool:
+    with Pool(threads) as pool:
         found, by_thread = total(pool, items)
 
     assert found == items * (items - 1) // 2
@@ -69,13 +69,13 @@ def test_items_are_shared_among_the_threads_of_the_pool_alone(threads):
 @pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize("held", [0, 1, 49, 99])
 def test_a_thread_that_is_held_up_delays_its_own_item_alone(threads, held, in_order):
-    with pool_of(threads) as pool:
+    with Pool(threads) as pool:
         assert others_go_on(pool, 100, held, in_order=in_order)
 
 
 def test_pools_come_and_go():
     for round_ in range(100):
-        with pool_of(1 + round_ % 8) as pool:
+        with Pool(1 + round_ % 8) as pool:
             if round_ % 3:
                 assert count(pool, round_, 3) >= 0
 
@@ -97,7 +97,7 @@ def test_numbers_of_threads_that_make_no_sense_are_refused(threads):
 
 
 def test_threads_without_work_use_no_processor():
-    with pool_of(8) as pool:
+    with Pool(8) as pool:
         count(pool, 100, 10)
         time.sleep(0.05)  # threads stay awake for a moment
         before_s = time.process_time()
@@ -108,7 +108,7 @@ def test_threads_without_work_use_no_processor():
 
 
 def test_a_process_may_fork_while_threads_sleep_or_wait():
-    with pool_of(3) as pool:
+    with Pool(3) as pool:
         count(pool, 50, 20)
         child = os.fork()
         if child == 0:
