@@ -61,7 +61,7 @@ class ApplianceProcess:
         self._sdk: openai.OpenAI | None = None
 
     def start(self, *, ready: bool = True, timeout_s: float = 60.0) -> "ApplianceProcess":
-        """Start it and wait until it serves."""
+        """Start it and wait until it serves, with all of its engines."""
         self.output = []
         self.process = subprocess.Popen(
             self.command,
@@ -76,7 +76,12 @@ class ApplianceProcess:
         self.instance = wait_until(self._read_instance, 20, "instance.json")
         if ready:
             self.wait_ready(timeout_s)
+            wait_until(self._has_started, timeout_s, "all engines have started")
         return self
+
+    def _has_started(self) -> bool:
+        engines = self.admin("/admin/v1/engines").json()["items"]
+        return all(engine["state"] != "starting" for engine in engines)
 
     def _read(self, process: "subprocess.Popen[str]") -> None:
         assert process.stdout is not None
