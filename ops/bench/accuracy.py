@@ -3,7 +3,9 @@
 Every token of a text is predicted from all that precede it, by the reference kernels in float32
 on the values that the file holds, and by the CPU kernels in each format. Printed are the
 Kullback-Leibler divergence between both distributions in nats (its mean and its largest over the
-tokens), how often both have the same most likely token, and the perplexity of the text.
+tokens), how often both have the same most likely token, and the perplexity of the text. Then the
+text is cut into prompts, which both continue greedily: printed are how many of the continuations
+are the same to their end, and how much of them is, on average, before they part.
 
     python ops/bench/accuracy.py MODEL
     python ops/bench/accuracy.py MODEL --reference ORIGINAL --variants auto w4 --tokens 500
@@ -33,6 +35,7 @@ TEXT = Path(__file__).with_name("accuracy.txt")
 STEP_TOKENS = 250
 """Predicted at once: bounds the memory that logits need."""
 _BLOCK_SIZE = 16
+PROMPT_TOKENS, ANSWER_TOKENS = 48, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,17 @@ class Accuracy:
     top1: float
     """Share of the tokens with the same most likely next one."""
     perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """How like two lists of greedy continuations are."""
+
+    same: int
+    """Continuations that are the same to the end."""
+    of: int
+    share: float
+    """Tokens before the first that differs, the average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +131,22 @@ class Predictor:
             span = Span(0, len(step), start, self._table, self._table)
             yield self.model.forward(PackedStep(step, [span], rows), None)
 
+    @torch.inference_mode()
+    def continuation(self, prompt: Sequence[int], num_tokens: int) -> list[int]:
+        """Return the most likely tokens that follow, one after the other."""
+        found: list[int] = []
+        step, start = list(prompt), 0
+        while len(found) < num_tokens:
+            span = Span(0, len(step), start, self._table, self._table)
+            packed = PackedStep(step, [span], [len(step) - 1])
+            start += len(step)
+            step = [int(self.model.forward(packed, None)[0].argmax())]
+            found += step
+        return found
 
-def reference_logprobs(path: Path, token_ids: Sequence[int]) -> list[Tensor]:
-    """Return the log probabilities in float32, step by step."""
-    predictor = Predictor(path, len(token_ids))
+
+def logprobs_of(predictor: Predictor, token_ids: Sequence[int]) -> list[Tensor]:
+    """Return the log probabilities of what follows each token, step by step."""
     return [torch.log_softmax(logits, dim=-1) for logits in predictor.logits(token_ids)]
 
 
@@ -160,6 +186,28 @@ def perplexity_of(logprobs: Sequence[Tensor], token_ids: Sequence[int]) -> float
     return torch.tensor(loss / (at - 1)).exp().item()
 
 
+def prompts_of(token_ids: Sequence[int]) -> list[Sequence[int]]:
+    """Cut a text into prompts of `PROMPT_TOKENS`; what is left at its end is none."""
+    starts = range(0, len(token_ids) - PROMPT_TOKENS + 1, PROMPT_TOKENS)
+    return [token_ids[start : start + PROMPT_TOKENS] for start in starts]
+
+
+def continuations_of(predictor: Predictor, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Return the greedy continuation of each prompt."""
+    return [predictor.continuation(prompt, ANSWER_TOKENS) for prompt in prompts]
+
+
+def likeness_of(found: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> Likeness:
+    """Compare continuations with the reference's."""
+    shares = [_common(one, other) / len(other) for one, other in zip(found, wanted, strict=True)]
+    return Likeness(shares.count(1.0), len(shares), sum(shares) / len(shares))
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    pairs = enumerate(zip(one, other, strict=True))
+    return next((at for at, (a, b) in pairs if a != b), len(one))
+
+
 def text_tokens(path: Path, num_tokens: int, text: Path = TEXT) -> list[int]:
     """Return the first tokens of the text, as the model's tokenizer cuts it."""
     return open_checkpoint(path).tokenizer().encode(text.read_text()).ids[:num_tokens]
@@ -192,10 +240,11 @@ def _config(path: Path, num_tokens: int, variant: Variant | None) -> EngineConfi
     )
 
 
-def _print(name: str, found: Accuracy, reference: float) -> None:
+def _print(name: str, found: Accuracy, texts: Likeness, reference: float) -> None:
     print(
         f"{name:16} {found.mean_kl:9.5f} {found.max_kl:8.4f} {100 * found.top1:6.1f} % "
-        f"{found.perplexity:8.3f} ({found.perplexity - reference:+.3f})",
+        f"{found.perplexity:8.3f} ({found.perplexity - reference:+.3f}) "
+        f"{texts.same:4} of {texts.of} {100 * texts.share:6.1f} %",
         flush=True,
     )
 
@@ -209,13 +258,18 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2000)
     options = parser.parse_args()
     token_ids = text_tokens(options.model, options.tokens)
-    reference = reference_logprobs(options.reference or options.model, token_ids)
-    exact = perplexity_of(reference, token_ids)
-    print(f"{len(token_ids)} tokens, perplexity in float32 {exact:.3f}")
-    print(f"{'':16} {'mean KL':>9} {'max KL':>8} {'top-1':>8} {'perplexity':>8}")
+    prompts = prompts_of(token_ids)
+    exact = Predictor(options.reference or options.model, len(token_ids))
+    logprobs = logprobs_of(exact, token_ids)
+    texts = continuations_of(exact, prompts)
+    perplexity = perplexity_of(logprobs, token_ids)
+    print(f"{len(token_ids)} tokens, perplexity in float32 {perplexity:.3f}")
+    print(f"{'':16} {'mean KL':>9} {'max KL':>8} {'top-1':>8} {'perplexity':>17} {'same text':>10}")
     for name in options.variants:
         predictor = Predictor(options.model, len(token_ids), VARIANTS[name])
-        _print(name, accuracy_of(predictor, token_ids, reference), exact)
+        accuracy = accuracy_of(predictor, token_ids, logprobs)
+        likeness = likeness_of(continuations_of(predictor, prompts), texts)
+        _print(name, accuracy, likeness, perplexity)
 
 
 if __name__ == "__main__":

@@ -87,6 +87,7 @@ void take_others(const Engine& engine, Arena& arena, Scratch& scratch) {
   scratch.rounded = arena.take<uint8_t>(rows * widest.bytes);
   scratch.scales = arena.take<float>(rows * widest.groups);
   scratch.sums = arena.take<int32_t>(rows * widest.groups);
+  scratch.scaled_sums = arena.take<float>(rows * widest.groups);
   scratch.queries = arena.take<uint8_t>(rows * int64_t{model.num_heads} *
                                         query_bytes(model.cache_dtype, model.head_dim));
   scratch.positions = arena.take<int32_t>(rows);

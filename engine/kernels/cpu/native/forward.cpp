@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <new>
 
@@ -18,6 +19,7 @@ Activations Engine::inputs_of(const qd_linear& linear) const {
   inputs.bf16 = reinterpret_cast<uint16_t*>(scratch.rounded);
   inputs.scale = scratch.scales;
   inputs.sum = scratch.sums;
+  inputs.scaled_sum = scratch.scaled_sums;
   return inputs;
 }
 
@@ -103,16 +105,24 @@ void make_logits(Engine& engine, const qd_step& step) {
   if (step.num_sampled == 0) return;  // every request is in the middle of its prompt
   const qd_model& model = engine.model;
   each_row(engine, step.num_sampled, [&](int row, int thread) {
-    prepare_row(engine, model.final_norm, model.head, step.sampled_rows[row], row, thread);
+    const int from = engine.narrows ? row : step.sampled_rows[row];
+    prepare_row(engine, model.final_norm, model.head, from, row, thread);
   });
   multiply(engine, model.head, step.num_sampled, {Store::kSet, step.logits, model.vocab_size});
   if (model.logits_softcap > 0.0f) cap_logits(engine, step);
+}
+
+bool are_ascending(const int32_t* rows, int count) {
+  const int32_t* end = rows + count;
+  return std::adjacent_find(rows, end, std::greater_equal<int32_t>()) == end;
 }
 
 // Throws std::bad_alloc.
 void run_step(Engine& engine, const qd_step& step) {
   wake(engine.pool);
   engine.keeps_inputs = step.num_adapters > 0;
+  // adapters name rows by their places in the whole step
+  engine.narrows = step.num_adapters == 0 && are_ascending(step.sampled_rows, step.num_sampled);
   place_rows(engine, step);
   plan_attention_of(engine, step);
   embed_tokens(engine, step);

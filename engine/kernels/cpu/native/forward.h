@@ -38,6 +38,7 @@ struct Scratch {
   uint8_t* rounded;            // inputs of the next product
   float* scales;
   int32_t* sums;
+  float* scaled_sums;
   uint8_t* queries;
   int32_t *positions, *blocks, *window_blocks;  // of each row
   uint8_t* has_adapter;                         // of each row, while a step is checked
@@ -75,6 +76,7 @@ struct Engine {
   bool has_full = false, has_window = false;  // layers
   bool shares_rotary = false;                 // between both kinds of layers
   bool keeps_inputs = false;                  // of products, in this step
+  bool narrows = false;                       // this step, to its sampled rows, in the last layer
   Memory memory;
   Scratch scratch{};
   AttentionPlan full_plan, window_plan;

@@ -17,7 +17,7 @@ constexpr int kWeightBlock = 64;  // neighbours that are summed up first when a 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // Inputs of products, rounded, in blocks of kInterleave rows:
-//   int8      q      [rows/6][width/4][6][4], scale and sum [rows/6][width/group][6]
+//   int8      q      [rows/6][width/4][6][4]; scale, sum and scaled_sum [rows/6][width/group][6]
 //   bfloat16  bf16   [rows/6][width/2][6][2]
 struct Activations {
   int kind = 0;   // QD_INPUT_*
@@ -25,7 +25,8 @@ struct Activations {
   int8_t* q = nullptr;
   uint16_t* bf16 = nullptr;
   float* scale = nullptr;
-  int32_t* sum = nullptr;  // of a row's int8 values in a group
+  int32_t* sum = nullptr;       // of a row's int8 values in a group
+  float* scaled_sum = nullptr;  // times their scale
 };
 
 inline int group_of(int input) { return input == QD_INPUT_I8_G64 ? 64 : 32; }

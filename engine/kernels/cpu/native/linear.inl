@@ -67,6 +67,7 @@ struct Tile {
   const uint8_t* values;
   const float* scales;
   const int32_t* sums;
+  const float* scaled_sums;
   int width;
   Ahead ahead;
   float* out;  // [rows][kPanel]
@@ -91,23 +92,18 @@ QD_INLINE void add_products(const uint8_t* group, const uint8_t* values, I (&dot
 
 // sums += scale of the row * (scales of the channels * dots + minima of the channels * sum)
 template <class Format, int Rows>
-QD_INLINE void add_group(const uint8_t* group, const float* scales, const int32_t* row_sums,
+QD_INLINE void add_group(const uint8_t* group, const float* scales, const float* scaled_sums,
                          const I (&dots)[Rows][2], F (&sums)[Rows][2]) {
 #pragma GCC unroll 2
   for (int half = 0; half < 2; ++half) {
     const F channel_scales = vec::load_half(group + 32 * half);
+    const F minima = Format::kHasMinima ? vec::load_half(group + 64 + 32 * half) : vec::zero();
 #pragma GCC unroll 12
     for (int row = 0; row < Rows; ++row) {
+      F& sum = sums[row][half];
       const F scaled = vec::mul(vec::to_float(dots[row][half]), vec::set(scales[row]));
-      sums[row][half] = vec::fma(scaled, channel_scales, sums[row][half]);
-    }
-    if constexpr (Format::kHasMinima) {
-      const F minima = vec::load_half(group + 64 + 32 * half);
-#pragma GCC unroll 12
-      for (int row = 0; row < Rows; ++row) {
-        const F scaled = vec::set(static_cast<float>(row_sums[row]) * scales[row]);
-        sums[row][half] = vec::fma(scaled, minima, sums[row][half]);
-      }
+      sum = vec::fma(scaled, channel_scales, sum);
+      if constexpr (Format::kHasMinima) sum = vec::fma(vec::set(scaled_sums[row]), minima, sum);
     }
   }
 }
@@ -119,17 +115,18 @@ __attribute__((noinline)) void scaled_tile(const Tile& tile) {
   Ahead ahead = tile.ahead;
   const uint8_t* group = tile.panel;
   const uint8_t* values = tile.values;
-  const float* scales = tile.scales;
+  const float *scales = tile.scales, *scaled_sums = tile.scaled_sums;
   const int32_t* row_sums = tile.sums;
   for (int left = tile.width; left > 0; left -= Format::kGroup) {
     fetch(ahead);
     I dots[Rows][2];
     for (int row = 0; row < Rows; ++row) dots[row][0] = dots[row][1] = Format::start(row_sums[row]);
     add_products<Format>(group, values, dots);
-    add_group<Format>(group, scales, row_sums, dots, sums);
+    add_group<Format>(group, scales, scaled_sums, dots, sums);
     group += Format::kBytes;
     values += kInterleave * Format::kGroup;
     scales += kInterleave;
+    scaled_sums += kInterleave;
     row_sums += kInterleave;
   }
   for (int row = 0; row < Rows; ++row)
@@ -281,6 +278,7 @@ Tile tile_at(const qd::Activations& in, int row, int width) {
   const int64_t scale = block * (width / Kind::kStep) * kInterleave + within;
   tile.scales = in.scale ? in.scale + scale : nullptr;
   tile.sums = in.sum ? in.sum + scale : nullptr;
+  tile.scaled_sums = in.scaled_sum ? in.scaled_sum + scale : nullptr;
   return tile;
 }
 

@@ -17,7 +17,8 @@ class Inputs {
     const int64_t padded_rows = round_up(rows, kInterleave);
     const int64_t values = padded_rows * linear.width * (linear.input == QD_INPUT_BF16 ? 2 : 1);
     const int64_t groups = padded_rows * (linear.width / group_of(linear.input));
-    if (!make(values_, values) || !make(scales_, 4 * groups) || !make(sums_, 4 * groups))
+    if (!make(values_, values) || !make(scales_, 4 * groups) || !make(sums_, 4 * groups) ||
+        !make(scaled_sums_, 4 * groups))
       return false;
     activations.kind = linear.input;
     activations.width = linear.width;
@@ -25,6 +26,7 @@ class Inputs {
     activations.bf16 = reinterpret_cast<uint16_t*>(values_.get());
     activations.scale = reinterpret_cast<float*>(scales_.get());
     activations.sum = reinterpret_cast<int32_t*>(sums_.get());
+    activations.scaled_sum = reinterpret_cast<float*>(scaled_sums_.get());
     return true;
   }
 
@@ -37,7 +39,7 @@ class Inputs {
     return bytes != nullptr;
   }
 
-  std::unique_ptr<uint8_t[]> values_, scales_, sums_;
+  std::unique_ptr<uint8_t[]> values_, scales_, sums_, scaled_sums_;
 };
 
 int panels_of(const qd_segment& segment) { return round_up(segment.rows, kPanel) / kPanel; }

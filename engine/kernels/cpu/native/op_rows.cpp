@@ -5,7 +5,8 @@ using namespace qd;
 
 namespace {
 
-Activations activations_of(const qd_linear& linear, void* rounded, float* scales, int32_t* sums) {
+Activations activations_of(const qd_linear& linear, void* rounded, float* scales, int32_t* sums,
+                           float* scaled_sums) {
   Activations into;
   into.kind = linear.input;
   into.width = linear.width;
@@ -13,6 +14,7 @@ Activations activations_of(const qd_linear& linear, void* rounded, float* scales
   into.bf16 = static_cast<uint16_t*>(rounded);
   into.scale = scales;
   into.sum = sums;
+  into.scaled_sum = scaled_sums;
   return into;
 }
 
@@ -48,10 +50,11 @@ QD_EXPORT int32_t qd_op_add(const char* isa, const float* row, int32_t size, flo
 // `width` are read.
 QD_EXPORT int32_t qd_op_round_row(const char* isa, const float* values, int32_t size,
                                   const qd_linear* linear, void* rounded, float* scales,
-                                  int32_t* sums, int32_t row) {
+                                  int32_t* sums, float* scaled_sums, int32_t row) {
   const Kernels* kernels = kernels_named(isa);
   if (kernels == nullptr || size > linear->width) return QD_BAD_VALUE;
-  kernels->round_row(values, size, activations_of(*linear, rounded, scales, sums), row);
+  const Activations into = activations_of(*linear, rounded, scales, sums, scaled_sums);
+  kernels->round_row(values, size, into, row);
   return QD_OK;
 }
 

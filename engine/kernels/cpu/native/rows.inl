@@ -183,20 +183,25 @@ void round_int8(const float* values, int size, const Activations& into, int row)
   const int block = row / kInterleave, place = row % kInterleave;
   uint8_t* to = reinterpret_cast<uint8_t*>(into.q) +
                 int64_t{block} * kInterleave * into.width + place * 4;
-  float* scale = into.scale + int64_t{block} * groups * kInterleave + place;
-  int32_t* sum = into.sum + int64_t{block} * groups * kInterleave + place;
+  const int64_t first_group = int64_t{block} * groups * kInterleave + place;
+  float *scale = into.scale + first_group, *scaled_sum = into.scaled_sum + first_group;
+  int32_t* sum = into.sum + first_group;
   F poison = vec::zero();
   for (int g = 0; g < groups; ++g) {
     const int first = g * group, end = first + group;
     const float most = largest_of(values, size, first, end, poison);
     const bool is_zero = most < kLeastLargest;
-    scale[g * kInterleave] = is_zero ? 0.0f : most / kByteLimit;
-    sum[g * kInterleave] = store_group(values, size, first, end, is_zero ? 0.0f : kByteLimit / most,
-                                       to + int64_t{first} * kInterleave);
+    const float step = is_zero ? 0.0f : most / kByteLimit;
+    const int32_t total = store_group(values, size, first, end, is_zero ? 0.0f : kByteLimit / most,
+                                      to + int64_t{first} * kInterleave);
+    scale[g * kInterleave] = step;
+    sum[g * kInterleave] = total;
+    scaled_sum[g * kInterleave] = static_cast<float>(total) * step;
   }
   const float poisoned = vec::sum(poison);
   if (poisoned != poisoned)
-    for (int g = 0; g < groups; ++g) scale[g * kInterleave] = poisoned;
+    for (int g = 0; g < groups; ++g)
+      scale[g * kInterleave] = scaled_sum[g * kInterleave] = poisoned;
 }
 
 void round_row(const float* values, int size, const Activations& into, int row) {

@@ -73,7 +73,7 @@ class Products:
         rows: list[Floats] = []
         for row, values in enumerate(inputs):
             RowKernels(self.isa).round_row(values, into, row)
-            q, scales, _ = into.row(row)
+            q, scales, *_ = into.row(row)
             if kind == 0:
                 rows.append(from_bfloat16(q.astype(np.uint16)))
             else:

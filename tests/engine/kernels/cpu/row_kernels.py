@@ -3,6 +3,7 @@
 import ctypes
 from ctypes import byref, c_float, c_int32
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +47,15 @@ class Guarded:
         assert (self._all[self._end :] == 0xA5).all(), "written beyond the output"
 
 
+class RoundedRow(NamedTuple):
+    """A rounded row: its values, and of each group the scale, the sum and their product."""
+
+    values: NDArray[np.generic]
+    scales: Floats
+    sums: NDArray[np.int32]
+    scaled_sums: Floats
+
+
 class Rounded:
     """Buffers of `Activations`, and how to read a row out of them."""
 
@@ -57,22 +67,27 @@ class Rounded:
         groups = 0 if kind == 0 else width // GROUPS[kind]
         self.scales = Guarded(4 * blocks * INTERLEAVE * groups)
         self.sums = Guarded(4 * blocks * INTERLEAVE * groups)
+        self.scaled_sums = Guarded(4 * blocks * INTERLEAVE * groups)
 
-    def row(self, row: int) -> tuple[NDArray[np.generic], Floats, NDArray[np.int32]]:
-        """Return a row's values, and its groups' scales and sums."""
+    def row(self, row: int) -> RoundedRow:
+        """Return what a row became."""
         block, place = divmod(row, INTERLEAVE)
         dtype, inputs = (np.uint16, 2) if self.kind == 0 else (np.int8, 4)
         units = self.values.inside.view(dtype).reshape(-1, self.width // inputs, INTERLEAVE, inputs)
         values = units[block, :, place].reshape(-1)
         if self.kind == 0:
-            return values, np.zeros(0, np.float32), np.zeros(0, np.int32)
-        groups = self.width // GROUPS[self.kind]
-        scales = self.scales.floats().reshape(-1, groups, INTERLEAVE)[block, :, place]
-        sums = self.sums.inside.view(np.int32).reshape(-1, groups, INTERLEAVE)[block, :, place]
-        return values, scales, sums
+            none = np.zeros(0, np.float32)
+            return RoundedRow(values, none, none.astype(np.int32), none)
+        shape = (-1, self.width // GROUPS[self.kind], INTERLEAVE)
+        return RoundedRow(
+            values,
+            self.scales.floats().reshape(shape)[block, :, place],
+            self.sums.inside.view(np.int32).reshape(shape)[block, :, place],
+            self.scaled_sums.floats().reshape(shape)[block, :, place],
+        )
 
     def check(self) -> None:
-        for part in (self.values, self.scales, self.sums):
+        for part in (self.values, self.scales, self.sums, self.scaled_sums):
             part.check()
 
 
@@ -111,6 +126,7 @@ class RowKernels:
             address(into.values.inside),
             address(into.scales.inside),
             address(into.sums.inside),
+            address(into.scaled_sums.inside),
             row,
         )
         into.check()
