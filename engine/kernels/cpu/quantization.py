@@ -22,7 +22,8 @@ _FOUR_BIT_PRICE = "which small models bear badly (mean KL 0.30 with Gemma 3 270M
 """Of `w4` asked for where the file holds finer weights; measured in the same way, 500 tokens."""
 _NAMES = {Format.BF16: "none", Format.W4_G32: "w4", Format.I8_G32: "int8", Format.I8_G64: "int8"}
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
-_UNCHANGED = ("Q4_0", "Q4_1", "Q5_0", "Q8_0", "BF16")
+_UNCHANGED_BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q8_0")
+_UNCHANGED = (*_UNCHANGED_BLOCKS, "BF16")
 """Kinds whose values all are kept to the bit where a file decides on the format."""
 _PLAIN_KINDS = ("F32", "F16", "BF16")
 _PLAIN_BYTES = 2
@@ -115,7 +116,8 @@ def _as_stored(kind: str, plain: Format) -> Format:
 
 def _reason_of(sizes: Counter[str], plain: Format, plain_bytes: int) -> str:
     if any(kind not in _PLAIN_KINDS for kind in sizes):
-        changed = [kind for kind, _ in sizes.most_common() if kind not in _UNCHANGED]
+        kept = _UNCHANGED if plain is Format.BF16 else _UNCHANGED_BLOCKS
+        changed = [kind for kind, _ in sizes.most_common() if kind not in kept]
         values = f"{', '.join(changed)} converted" if changed else "values unchanged"
         return f"as the file holds them ({_kinds(sizes)}), {values}"
     size = f"{plain_bytes / (1 << 30):.1f} GiB as bfloat16"

@@ -52,6 +52,15 @@ def test_a_file_that_mixes_kinds_is_called_after_most_of_its_weights():
     assert "Q6_K, Q4_K converted" in mixed.reason
 
 
+def test_plain_weights_of_a_mixed_file_are_not_called_unchanged_if_they_are_rounded():
+    small = choose_quantization("auto", [tensor("Q8_0", 9000), tensor("BF16", 1000)])
+    large = choose_quantization("auto", [tensor("Q8_0", 1 << 21), tensor("BF16", (1 << 20) + 1)])
+
+    assert "values unchanged" in small.reason
+    assert large.formats(["BF16"], is_table=True, is_gate_up=False) == [Format.I8_G32]
+    assert "BF16 converted" in large.reason
+
+
 def test_weights_of_16_bits_become_int8_where_they_are_large():
     small = choose_quantization("auto", [tensor("BF16", 1 << 20)])  # 2 GiB
     large = choose_quantization("auto", [tensor("BF16", (1 << 20) + 1)])
