@@ -69,7 +69,11 @@ class ModelSource(ABC):
 def make_source(
     config: EngineConfig, choice: KernelChoice, checkpoint: Checkpoint, device: torch.device
 ) -> ModelSource:
-    """Return the source of a model on the kernels that were chosen."""
+    """Return the source of a model on the kernels that were chosen.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, or there is no memory.
+    """
     if choice.backend == "cpu":
         return CpuSource(config, choice, checkpoint)
     return TensorSource(config, choice, checkpoint, device)
@@ -138,7 +142,10 @@ class CpuSource(ModelSource):
     def __init__(self, config: EngineConfig, choice: KernelChoice, checkpoint: Checkpoint) -> None:
         super().__init__(config, choice)
         self._num_threads = config.num_threads or torch.get_num_threads()
-        self._pool = Pool(self._num_threads)
+        try:
+            self._pool = Pool(self._num_threads)
+        except MemoryError as error:
+            raise ConfigError(str(error)) from error
         self._kv_dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         self._quantization = _quantization(config, checkpoint)
         model = checkpoint.config
@@ -181,7 +188,7 @@ class CpuSource(ModelSource):
         )
         try:
             weights = loader.load(family_of(checkpoint.config).parameters(checkpoint.config))
-        except CheckpointError as error:
+        except (CheckpointError, MemoryError) as error:
             raise ConfigError(str(error)) from error
         return weights, KernelFacts(
             backend="cpu",

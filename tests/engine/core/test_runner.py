@@ -1,11 +1,13 @@
 """The runner: facts, steps, faults of single requests, and memory that comes and goes."""
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from engine.core.batch import ConfigError, ModelRunner
 from engine.core.runner import TorchRunner
+from engine.kernels.cpu import loading
 from engine.kernels.cpu.library import instruction_sets
 from engine.wire.messages import SamplingParams
 from tests.engine.models.harness import engine_config, make_runner, share
@@ -146,6 +148,17 @@ def test_weights_that_contradict_the_configuration_are_a_configuration_error(tmp
 
     with pytest.raises(ConfigError, match="rows"):
         TorchRunner(engine_config(path)).load(lambda *_: None)
+
+
+def test_too_little_memory_for_weights_is_a_configuration_error(tiny_model_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    runner = TorchRunner(engine_config(tiny_model_path, kernels="cpu"))
+    monkeypatch.setattr(loading.mmap, "mmap", full)
+
+    with pytest.raises(ConfigError, match=r"no memory for [0-9]+ bytes of weights"):
+        runner.load(lambda *_: None)
 
 
 def test_a_missing_tensor_is_a_configuration_error(tmp_path):
