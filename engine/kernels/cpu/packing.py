@@ -29,6 +29,8 @@ _NATIVE_KINDS = frozenset((*_PLAIN_KINDS, *_BLOCK_KINDS))
 _ROW = np.dtype([("data", np.uint64), ("kind", np.int32), ("pad", np.int32)])
 """`qd_stored_row`."""
 _PADDING = -1
+_DISTANT_ROWS = 2 * PANEL_ROWS
+"""Rows that lie further apart are read one by one, else with what is between them."""
 Rows = NDArray[np.int64]
 
 
@@ -159,17 +161,34 @@ def _point(
     wanted = stored[is_here]
     if not len(wanted):
         return None
-    first = int(wanted.min())
-    content = np.empty((int(wanted.max()) + 1 - first) * entry.row_bytes, np.uint8)
-    read_raw(entry, first, content.data)
+    content, places = _read(entry, wanted)
     row_bytes, kind = entry.row_bytes, entry.kind
     if kind not in _NATIVE_KINDS:
         content = decode_rows(entry, content.data).view(np.uint8).reshape(-1)
         kind = "F32"
         row_bytes = KINDS[TYPE_IDS[kind]].row_bytes(entry.shape[1])
-    table["data"][is_here] = content.ctypes.data + (wanted - first) * row_bytes
+    table["data"][is_here] = content.ctypes.data + places * row_bytes
     table["kind"][is_here] = TYPE_IDS[kind]
     return content
+
+
+def _read(entry: TensorEntry, wanted: Rows) -> tuple[NDArray[np.uint8], Rows]:
+    """Read rows; returns what was read and which row of that each wanted one is.
+
+    Those between distant ones are left out: of a gate and up matrix that a file holds as one, that
+    is half of it.
+    """
+    rows = np.unique(wanted)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > _DISTANT_ROWS) + 1)
+    firsts = np.array([run[0] for run in runs])
+    ends = np.cumsum([run[-1] + 1 - run[0] for run in runs])
+    starts = np.concatenate([[0], ends[:-1]])
+    content = np.empty(int(ends[-1]) * entry.row_bytes, np.uint8)
+    for first, start, end in zip(firsts, starts, ends, strict=True):
+        part = content[start * entry.row_bytes : end * entry.row_bytes]
+        read_raw(entry, int(first), part.data)
+    run_of = np.searchsorted(firsts, wanted, "right") - 1
+    return content, wanted - firsts[run_of] + starts[run_of]
 
 
 @cache

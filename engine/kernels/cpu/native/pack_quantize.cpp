@@ -1,4 +1,6 @@
 // Rounds floats to the formats of the kernels, and back.
+#include <cmath>
+
 #include "pack_rows.h"
 
 namespace qd::pack {
@@ -119,11 +121,12 @@ float squared_error(const float* values, const float* q, Grid grid) {
 // Source:
 //   make_qkx2_quants in ggml's quants.c, here with scale and minimum as they are stored
 void quantize_nibbles(const float* values, uint16_t* scale, uint16_t* minimum, uint8_t* bytes) {
-  float low = values[0], high = values[0], q[kBlock], found[kBlock];
-  for (int i = 1; i < kBlock; ++i) {  // in this order what is no number is passed over
+  float low = HUGE_VALF, high = -HUGE_VALF, q[kBlock], found[kBlock];
+  for (int i = 0; i < kBlock; ++i) {  // in this order what is no number is passed over
     low = values[i] < low ? values[i] : low;
     high = values[i] > high ? values[i] : high;
   }
+  if (low > high) low = high = 0.0f;  // there was no number at all
   Grid best = in_halves({(high - low) / kNibbles, low});
   nearest(values, best, found);
   float best_error = squared_error(values, found, best);

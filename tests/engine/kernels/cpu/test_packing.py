@@ -1,6 +1,7 @@
 """Packed weights are those of the file, to the bit where a format can hold them."""
 
 import ctypes
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 
 from engine.checkpoint.gguf_kinds import TYPE_IDS
 from engine.checkpoint.tensors import read_tensor
+from engine.kernels.cpu import packing
 from engine.kernels.cpu.library import BAD_VALUE, OK, library
+from engine.kernels.cpu.loading import LAYOUT_VERSION
 from engine.kernels.cpu.packing import RowSource, Squares, packed_bias, panel_order
 from engine.kernels.cpu.weights import (
     PANEL_ROWS,
@@ -148,6 +151,28 @@ def test_gate_and_up_share_panels_whether_or_not_the_file_has_them_apart(tmp_pat
     assert not panels[2, :, 8:].any()
 
 
+@settings(max_examples=20, deadline=None)
+@given(inner=st.integers(1, 400), first=st.integers(0, 20), count=st.integers(1, 9))
+def test_a_part_of_a_fused_gate_and_up_is_read_without_what_lies_between(
+    inner: int, first: int, count: int, tmp_path_factory: pytest.TempPathFactory
+):
+    stored = random_stored("Q8_0", 2 * inner, 32)
+    path = tmp_path_factory.getbasetemp() / "fused"
+    source = RowSource([as_entry(path, "Q8_0", stored, 32)], is_gate_up=True)
+    panels = range(min(first, source.num_panels - 1), min(first + count, source.num_panels))
+    order = panel_order(2 * inner, is_gate_up=True)[32 * panels.start : 32 * panels.stop]
+    wanted = np.zeros((len(order), 32), np.float32)
+    wanted[order >= 0] = values_of("Q8_0", stored)[order[order >= 0]]
+    out = torch.zeros(len(panels) * panel_bytes(Format.I8_G32, 32), dtype=torch.uint8)
+
+    source.pack(panels, Format.I8_G32, 32, out)
+
+    assert np.array_equal(panel_values(out, Format.I8_G32, 32), wanted)
+    content, places = packing._read(source.entries[0], order[order >= 0])
+    assert np.array_equal(content.reshape(-1, 34)[places], stored[order[order >= 0]])
+    assert len(content) <= 34 * (len(order) + 2 * PANEL_ROWS)
+
+
 def test_gate_and_up_may_be_stored_in_two_kinds(tmp_path: Path):
     gate, up = random_stored("Q5_0", 16, 64), random_stored("Q8_0", 16, 64, seed=1)
     entries = [
@@ -220,6 +245,38 @@ def test_what_is_no_number_spoils_its_group_alone(format_: Format, bad: float, t
     same = np.ones((2, 256), bool)
     same[0, 64:128] = False
     assert np.array_equal(values[:2][same], clean[:2][same])
+
+
+@pytest.mark.parametrize("at", [0, 5, 31])
+def test_four_bits_keep_the_range_of_the_numbers_beside_what_is_none(at: int, tmp_path: Path):
+    weights = np.random.default_rng(1).standard_normal((2, 32)).astype(np.float32)
+    weights[0, at] = np.nan
+    weights[1] = np.nan
+
+    values, _ = pack_floats(weights, Format.W4_G32, tmp_path)
+
+    rest = np.arange(32) != at
+    assert np.abs(values[0, rest] - weights[0, rest]).max() < 0.3
+    assert np.isfinite(values[1]).all()
+
+
+LAYOUT_1 = "021933277c48237e4ff1484ac5804cc32ca4948a66ff50ce5ad8b6c5dea883d7"
+"""Of `LAYOUT_VERSION` 1."""
+
+
+def test_other_bytes_are_another_version_of_the_layout(tmp_path: Path):
+    digest = hashlib.sha256()
+    for kind in KINDS:
+        stored = random_stored(kind, 40, 256)
+        source = RowSource([as_entry(tmp_path / "t", kind, stored, 256)], is_gate_up=True)
+        for format_ in Format:
+            out = torch.zeros(source.num_panels * panel_bytes(format_, 320), dtype=torch.uint8)
+            source.pack(range(source.num_panels), format_, 320, out)
+            digest.update(out.numpy().data)
+
+    assert (LAYOUT_VERSION, digest.hexdigest()) == (1, LAYOUT_1), (
+        "cached weights of the same version would be taken for these"
+    )
 
 
 def test_a_bias_lies_as_the_rows_of_its_weight_do():
