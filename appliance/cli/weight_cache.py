@@ -30,12 +30,11 @@ def show_weight_cache(settings: Settings, *, clear_it: bool, output: Output) -> 
 
 
 def _clear(directory: Path) -> None:
-    before = entries(directory)
     try:
-        clear(directory)
+        freed_bytes = clear(directory)
     except OSError as error:
         raise CliError(f"{directory} cannot be cleared: {error.strerror}") from error
-    say(f"freed {size(sum(entry.num_bytes for entry in before))}")
+    say(f"freed {size(freed_bytes)}")
 
 
 def _document(

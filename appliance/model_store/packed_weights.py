@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-_WEIGHTS = "*.weights"
-_HASHES = "*.hash"
+_KEY = "[0-9a-f]" * 40
+_WEIGHTS = f"{_KEY}.weights"
+_HASHES = f"{_KEY}.hash"
+_UNFINISHED = ".unfinished-*"
+"""Of an engine that writes, or that died; the former packs for itself if its file goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,17 @@ def entries(directory: Path) -> list[PackedWeights]:
     return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
 
-def clear(directory: Path) -> None:
-    """Remove all entries, and the hashes of models that are remembered beside them.
+def clear(directory: Path) -> int:
+    """Remove all entries, what is not finished, and the hashes of models; return their bytes.
 
     Raises:
         OSError: one cannot be removed.
     """
-    for pattern in (_WEIGHTS, _HASHES):
+    freed_bytes = 0
+    for pattern in (_WEIGHTS, _HASHES, _UNFINISHED):
         for path in directory.glob(pattern):
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # an engine made room
+                num_bytes = path.stat().st_size
+                path.unlink()
+                freed_bytes += num_bytes
+    return freed_bytes

@@ -4,6 +4,8 @@ import logging
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from math import isfinite
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from engine.checkpoint.checkpoint import Checkpoint
 from engine.checkpoint.tensors import TensorEntry
+from engine.kernels.cpu.content_hash import identity_of
 from engine.kernels.cpu.packing import RowSource, Squares
 from engine.kernels.cpu.quantization import QuantizationChoice
 from engine.kernels.cpu.weight_cache import WeightCache
@@ -60,6 +63,7 @@ class Conversion(msgspec.Struct, frozen=True):
 class _Header(msgspec.Struct, frozen=True):
     """What the cache keeps beside the weights."""
 
+    key: str
     plan: WeightPlan
     conversion: Conversion | None
 
@@ -91,6 +95,7 @@ class CpuWeightLoader:
         self._cache = cache
         self._num_threads = num_threads
         self._progress = progress
+        self._reported = (0, 0)
 
     @property
     def quantization_reason(self) -> str:
@@ -110,9 +115,10 @@ class CpuWeightLoader:
             for entry in self._checkpoint.stacked(parameter.sources, parameter.shape):
                 entries[entry.name] = entry
         plan = make_plan(parameters, entries, self._choice)
-        block = self._packed(plan, entries) if self._cache is None else self._cached(plan, entries)
         total = sum(entry.num_bytes for entry in entries.values())
-        self._progress(total, total)
+        self._reported = (0, total)
+        block = self._packed(plan, entries) if self._cache is None else self._cached(plan, entries)
+        self._report(total, total)
         if self.conversion is not None:
             logger.info("%s", self.conversion)
         return plan.weights_in(block)
@@ -120,15 +126,19 @@ class CpuWeightLoader:
     def _cached(self, plan: WeightPlan, entries: Mapping[str, TensorEntry]) -> Tensor:
         assert self._cache is not None, "the caller looked"
         files = sorted({entry.file for entry in entries.values()})
-        key = self._cache.key(files, msgspec.msgpack.encode((LAYOUT_VERSION, plan)))
+        before = [identity_of(file) for file in files]
+        key = self._cache.key(files, _layout(plan, entries, files), self._repeat)
         block = self._from_cache(key, plan)
         if block is not None:
             self.cache_state = "hit"
             return block
         self.cache_state = "miss"
         block = self._packed(plan, entries)
-        header = msgspec.msgpack.encode(_Header(plan, self.conversion))
-        if not self._cache.store(key, header, block):
+        if [identity_of(file) for file in files] != before:
+            logger.warning("the model's files changed while they were read: not cached")
+            return block
+        header = msgspec.msgpack.encode(_Header(key, plan, self.conversion))
+        if not self._cache.store(key, header, block, self._repeat):
             return block
         del block  # its memory goes before the file's pages come, which all engines share
         mapped = self._from_cache(key, plan)
@@ -136,14 +146,18 @@ class CpuWeightLoader:
 
     def _from_cache(self, key: str, plan: WeightPlan) -> Tensor | None:
         assert self._cache is not None, "the caller looked"
-        found = self._cache.load(key)
+        found = self._cache.load(key, self._repeat)
         if found is None:
             return None
         try:
             header = msgspec.msgpack.decode(found.header, type=_Header)
         except msgspec.MsgspecError:
             header = None
-        if header is None or header.plan != plan or found.block.nbytes != plan.num_bytes:
+        if (
+            header is None
+            or (header.key, header.plan) != (key, plan)
+            or found.block.nbytes != plan.num_bytes
+        ):
             logger.warning("cached weights do not fit this model, they are packed anew")
             return None
         self.conversion = header.conversion
@@ -155,8 +169,16 @@ class CpuWeightLoader:
             self._fill(planned, block)
         packing = _Packing(plan, entries, block)
         with ThreadPoolExecutor(self._num_threads, "pack") as threads:
-            self.conversion = packing.run(threads, self._progress)
+            self.conversion = packing.run(threads, self._report)
         return block
+
+    def _report(self, done: int, total: int) -> None:
+        self._reported = (done, total)
+        self._progress(done, total)
+
+    def _repeat(self) -> None:
+        """Say that the load goes on, though no further part of the files was packed."""
+        self._progress(*self._reported)
 
     def _fill(self, planned: PlannedTensor, block: Tensor) -> None:
         target, first = tensor_in(block, planned.offset, planned.shape), 0
@@ -166,6 +188,23 @@ class CpuWeightLoader:
                 values = values.view(torch.bfloat16)
             target[first : first + values.shape[0]] = values
             first += values.shape[0]
+
+
+def _layout(plan: WeightPlan, entries: Mapping[str, TensorEntry], files: Sequence[Path]) -> bytes:
+    """Return all that packed weights depend on besides the content of files."""
+    stored = [
+        (
+            entry.name,
+            entry.shape,
+            entry.kind,
+            files.index(entry.file),
+            entry.offset,
+            entry.num_bytes,
+            entry.interleaved_heads,
+        )
+        for entry in entries.values()
+    ]
+    return msgspec.msgpack.encode((LAYOUT_VERSION, plan, stored))
 
 
 class _Packing:
@@ -193,7 +232,12 @@ class _Packing:
         except BaseException:
             threads.shutdown(cancel_futures=True)
             raise
-        converted = {name: found for name, found in squares.items() if found.values}
+        broken = [name for name, found in squares.items() if not isfinite(found.values)]
+        if broken:
+            logger.warning("weights are infinite or no numbers in %s", ", ".join(sorted(broken)))
+        converted = {
+            name: found for name, found in squares.items() if found.values and name not in broken
+        }
         if not converted:
             return None
         worst = max(converted, key=lambda name: converted[name].relative)

@@ -4,14 +4,14 @@ Engines share it, also while they write to it: a file appears whole, under a nam
 in it, and is never changed. Nothing that goes wrong here keeps an engine from starting.
 """
 
+import errno
 import hashlib
 import logging
 import mmap
 import os
-import stat
 import struct
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.content_hash import ContentHashes
+from engine.kernels.cpu.own_files import ForeignFileError, check_own, open_own
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +37,12 @@ _MAX_HEADER_BYTES = 64 << 20
 _PAGE_BYTES = 4096
 _WRITE_BYTES = 32 << 20
 _KEY_CHARACTERS = 40
+_OURS = "[0-9a-f]" * _KEY_CHARACTERS + _SUFFIX
+"""A person may have named this directory: what else is in it is not ours to remove."""
 _MADV_POPULATE_READ = 22  # Linux 5.14; Python does not name it
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_POPULATE_BYTES = 64 << 20
+"""Python holds its lock while the system reads, which stops all threads: so much at a time."""
+_UNREADABLE = (errno.EFAULT, errno.EIO, 133)  # 133: EHWPOISON, which Python does not name
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,14 @@ class CachedBlock:
     header: bytes
     block: Tensor
     """uint8, a mapping that other engines share; ends with its last view."""
+
+
+AtWork = Callable[[], None]
+"""Called after each piece of what takes long, so that an engine can say that it lives."""
+
+
+def _nothing() -> None:
+    """Stand in for `AtWork`."""
 
 
 class _UselessFileError(Exception):
@@ -66,38 +79,39 @@ class WeightCache:
         self._max_bytes = max_bytes
         self._hashes = ContentHashes(directory)
 
-    def key(self, files: Sequence[Path], layout: bytes) -> str:
+    def key(self, files: Sequence[Path], layout: bytes, at_work: AtWork = _nothing) -> str:
         """Return the name of the weights that are made of files in one way.
 
         Args:
             files: Of the checkpoint. Their content counts; it is read only if a file is not known.
             layout: Says all that packing depends on besides.
+            at_work: See `AtWork`.
 
         Raises:
             CheckpointError: a file cannot be read.
         """
         digest = hashlib.sha256(layout)
         for file in files:
-            digest.update(self._hashes.of(file))
+            digest.update(self._hashes.of(file, at_work))
         return digest.hexdigest()[:_KEY_CHARACTERS]
 
-    def load(self, key: str) -> CachedBlock | None:
+    def load(self, key: str, at_work: AtWork = _nothing) -> CachedBlock | None:
         """Map the weights of this name; None: there are none, or they cannot be used."""
         path = self._path(key)
         try:
-            with path.open("rb") as file:
-                found = _read(file)
+            with open_own(path) as file:
+                found = _read(file, at_work)
                 # the time of last use; fails on a read-only file system, where nothing is removed
                 with suppress(OSError):
                     os.utime(file.fileno())
         except FileNotFoundError:
             return None
-        except (OSError, _UselessFileError) as error:
+        except (OSError, ForeignFileError, _UselessFileError) as error:
             logger.warning("cached weights %s are not used: %s", path.name, error)
             return None
         return found
 
-    def store(self, key: str, header: bytes, block: Tensor) -> bool:
+    def store(self, key: str, header: bytes, block: Tensor, at_work: AtWork = _nothing) -> bool:
         """Write weights; whether they can be loaded now. A failure is logged, nothing more."""
         num_bytes = _data_offset(len(header)) + block.nbytes
         if num_bytes > self._max_bytes:
@@ -110,7 +124,15 @@ class WeightCache:
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(num_bytes, self._path(key))
-            self._write(self._path(key), header, block)
+            self._write(self._path(key), header, block, at_work)
+        except ForeignFileError as error:
+            logger.warning(
+                "packed weights cannot be cached in %s: of each file there %s (as on some network "
+                "file systems); name another directory, or `off`",
+                self._directory,
+                error,
+            )
+            return False
         except OSError as error:
             logger.warning("packed weights cannot be cached in %s: %s", self._directory, error)
             return False
@@ -119,12 +141,13 @@ class WeightCache:
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}{_SUFFIX}"
 
-    def _write(self, path: Path, header: bytes, block: Tensor) -> None:
+    def _write(self, path: Path, header: bytes, block: Tensor, at_work: AtWork) -> None:
         # made by mkstemp: readable by the owner alone
         descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._directory)
         try:
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
-                _write(file, header, block)
+                check_own(descriptor)  # else `load` would refuse it, at every start
+                _write(file, header, block, at_work)
             Path(name).replace(path)
             _sync_directory(self._directory)
         except BaseException:
@@ -140,7 +163,7 @@ class WeightCache:
                 facts = path.stat()
                 if path.name.startswith(_UNFINISHED):
                     self._remove_abandoned(path)
-                elif path.suffix == _SUFFIX and path != replaced:
+                elif path.match(_OURS) and path != replaced:
                     found.append((facts.st_mtime, facts.st_size, path))
         free = self._max_bytes - num_bytes - sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
@@ -163,10 +186,7 @@ class WeightCache:
             return os.fstat(file.fileno()).st_mtime
 
 
-def _read(file: BinaryIO) -> CachedBlock:
-    facts = os.fstat(file.fileno())
-    if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & _OTHERS_WRITE:
-        raise _UselessFileError("others may have written it")
+def _read(file: BinaryIO, at_work: AtWork) -> CachedBlock:
     prefix = file.read(_PREFIX.size)
     if len(prefix) < _PREFIX.size:
         raise _UselessFileError("it is truncated")
@@ -179,12 +199,12 @@ def _read(file: BinaryIO) -> CachedBlock:
     if _checksum(header) != checksum:
         raise _UselessFileError("it is corrupt")
     start = _data_offset(header_bytes)
-    if facts.st_size != start + num_bytes:
+    if os.fstat(file.fileno()).st_size != start + num_bytes:
         raise _UselessFileError("it is truncated")
-    return CachedBlock(header, _mapped(file, start, num_bytes))
+    return CachedBlock(header, _mapped(file, start, num_bytes, at_work))
 
 
-def _mapped(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
+def _mapped(file: BinaryIO, start: int, num_bytes: int, at_work: AtWork) -> Tensor:
     # private and writable, because torch wants memory that it could write to; nobody does, so all
     # engines have the same pages
     pages = mmap.mmap(
@@ -193,14 +213,31 @@ def _mapped(file: BinaryIO, start: int, num_bytes: int) -> Tensor:
         flags=mmap.MAP_PRIVATE,
         prot=mmap.PROT_READ | mmap.PROT_WRITE,
     )
-    for advice in (getattr(mmap, "MADV_HUGEPAGE", None), _MADV_POPULATE_READ):
-        with suppress(OSError, ValueError):  # older systems: pages come when they are read
-            if advice is not None:
-                pages.madvise(advice)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # systems without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    _populate(pages, at_work)
     return torch.frombuffer(pages, dtype=torch.uint8, offset=start, count=num_bytes)
 
 
-def _write(file: BinaryIO, header: bytes, block: Tensor) -> None:
+def _populate(pages: mmap.mmap, at_work: AtWork) -> None:
+    """Bring all pages in. A disk that cannot read one shows here, later it would end the process.
+
+    Raises:
+        _UselessFileError: one cannot be read.
+    """
+    for first in range(0, len(pages), _POPULATE_BYTES):
+        size = min(_POPULATE_BYTES, len(pages) - first)
+        try:
+            pages.madvise(_MADV_POPULATE_READ, first, size)
+        except OSError as error:
+            if error.errno in _UNREADABLE:
+                raise _UselessFileError("it cannot be read whole") from error
+            return  # older systems: pages come when they are read
+        at_work()
+
+
+def _write(file: BinaryIO, header: bytes, block: Tensor, at_work: AtWork) -> None:
     start = _data_offset(len(header))
     prefix = _PREFIX.pack(_MAGIC, len(header), block.nbytes, _checksum(header)) + header
     # a full disk shows before anything is written
@@ -209,6 +246,8 @@ def _write(file: BinaryIO, header: bytes, block: Tensor) -> None:
     content = block.numpy().data
     for first in range(0, len(content), _WRITE_BYTES):
         _write_fully(file, content[first : first + _WRITE_BYTES])
+        os.fdatasync(file.fileno())  # now, for at the end it would take long at a stretch
+        at_work()
     os.fsync(file.fileno())
 
 

@@ -19,6 +19,9 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+AA, BB = "a" * 40, "b" * 40
+
+
 def fill(directory: Path, *keys: str) -> WeightCache:
     cache = WeightCache(directory, GIB)
     for number, key in enumerate(keys):
@@ -35,31 +38,32 @@ def test_a_cache_that_is_not_there_yet_is_empty(run: Run, directory: Path):
 
 
 def test_what_engines_stored_is_listed_the_last_used_first(run: Run, directory: Path):
-    fill(directory, "aa", "bb")
+    fill(directory, AA, BB)
 
     shown = run("models", "cache", "-o", "json").json
 
-    assert [item["key"] for item in shown["items"]] == ["bb", "aa"]
+    assert [item["key"] for item in shown["items"]] == [BB, AA]
     assert shown["bytes"] == sum(path.stat().st_size for path in directory.iterdir())
     assert (shown["directory"], shown["limit_bytes"]) == (str(directory), 16 * GIB)
     lines = run("models", "cache").out.splitlines()
-    assert [line.split()[0] for line in lines] == ["WEIGHTS", "bb", "aa"]
+    assert [line.split()[0] for line in lines] == ["WEIGHTS", BB, AA]
 
 
 def test_clearing_removes_what_engines_stored_and_nothing_else(run: Run, directory: Path):
-    cache = fill(directory, "aa")
-    mapped = cache.load("aa")
+    cache = fill(directory, AA)
+    mapped = cache.load(AA)
     hashed = directory.parent / "model.gguf"
     hashed.write_bytes(b"weights")
     os.utime(hashed, (1_700_000_000,) * 2)
     cache.key([hashed], b"layout")
-    (directory / "notes.txt").write_text("mine")
+    (directory / "notes.weights").write_text("mine")
+    (directory / ".unfinished-x").write_bytes(bytes(2000))
 
     result = run("models", "cache", "--clear")
 
     assert result.code == 0
-    assert result.err.startswith("freed 4 kB\n")
-    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+    assert result.err.startswith("freed 6 kB\n")
+    assert [path.name for path in directory.iterdir()] == ["notes.weights"]
     assert mapped is not None
     assert mapped.block.sum() == 0, "an engine that uses the weights keeps them"
 

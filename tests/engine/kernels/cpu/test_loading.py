@@ -197,6 +197,22 @@ def test_a_file_that_ends_early_is_an_error_and_not_a_crash(tiny_model_path: Pat
         loader.load(parameters_of(checkpoint))
 
 
+def test_weights_that_are_no_numbers_are_named_and_do_not_hide_the_loss_of_others(
+    tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path = write_gguf(tiny_model_path, tmp_path / "m.gguf", Kind.F32)
+    entry = open_checkpoint(path).tensors["model.layers.1.mlp.down_proj.weight"]
+    with path.open("r+b") as file:
+        file.seek(entry.offset)
+        file.write(np.float32(np.nan).tobytes())
+
+    _, loader = load(path, "int8")
+
+    assert "no numbers in layers.1.down" in caplog.text
+    assert loader.conversion is not None
+    assert 0 < loader.conversion.mean < 0.02
+
+
 def test_a_missing_tensor_is_named(tiny_model_path: Path):
     checkpoint = open_checkpoint(tiny_model_path)
     choice = choose_quantization("auto", checkpoint.tensors.values())

@@ -1,11 +1,13 @@
 """Packed weights on disk: what is found there is what would be packed, whatever happens to it."""
 
 import logging
+import mmap
 import os
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from engine.kernels.cpu import content_hash
+from engine.kernels.cpu import content_hash, weight_cache
 from engine.kernels.cpu.content_hash import ContentHashes
 from engine.kernels.cpu.loading import CpuWeightLoader
 from engine.kernels.cpu.quantization import choose_quantization
@@ -136,21 +138,44 @@ def test_a_known_model_is_not_read_again(
     model: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(content_hash, "_SETTLED_NS", -1)
-    hashes = ContentHashes(cache_dir)
-    digest = hashes.of(model)
+    pieces: list[None] = []
 
-    def never(*_: object) -> None:
-        raise AssertionError("the file was read")
+    def at_work() -> None:
+        pieces.append(None)
 
-    monkeypatch.setattr(content_hash.hashlib, "file_digest", never)
-    assert hashes.of(model) == digest
-    assert ContentHashes(cache_dir).of(model) == digest
+    digest = ContentHashes(cache_dir).of(model, at_work)
+    assert pieces
+    pieces.clear()
+
+    assert ContentHashes(cache_dir).of(model, at_work) == digest
+    assert not pieces
+
+
+def test_a_model_with_a_date_in_the_future_is_remembered_too(model: Path, cache_dir: Path):
+    os.utime(model, (4e9, 4e9))
+    deadline_s = time.monotonic() + 10
+    while not list(cache_dir.glob("*.hash")):  # once the change of its times has settled
+        assert time.monotonic() < deadline_s
+        ContentHashes(cache_dir).of(model, lambda: None)
+        time.sleep(0.2)
+
+
+def test_a_hash_that_others_may_have_written_is_not_believed(
+    model: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(content_hash, "_SETTLED_NS", -1)
+    digest = ContentHashes(cache_dir).of(model, lambda: None)
+    (memory,) = cache_dir.glob("*.hash")
+    memory.write_bytes(bytes(32))
+    memory.chmod(0o666)
+
+    assert ContentHashes(cache_dir).of(model, lambda: None) == digest
 
 
 def test_the_hash_of_a_file_that_changed_just_now_is_not_remembered(model: Path, cache_dir: Path):
     model.touch()
 
-    ContentHashes(cache_dir).of(model)
+    ContentHashes(cache_dir).of(model, lambda: None)
 
     assert not list(cache_dir.glob("*.hash"))
 
@@ -234,21 +259,138 @@ def test_a_file_that_others_may_have_written_is_not_used(
     assert stat.S_IMODE(files(cache_dir)[0].stat().st_mode) == 0o600
 
 
-def store(cache: WeightCache, key: str, num_bytes: int = 10_000) -> bool:
-    return cache.store(key, b"header", torch.full((num_bytes,), 7, dtype=torch.uint8))
+@pytest.mark.timeout(60)
+def test_a_pipe_in_the_place_of_weights_does_not_block_a_start(
+    model: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
+):
+    state(model, cache_dir)
+    (file,) = files(cache_dir)
+    file.unlink()
+    os.mkfifo(file)
+
+    assert state(model, cache_dir) == "miss"
+    assert "no regular file" in caplog.text
+    assert state(model, cache_dir) == "hit"
+
+
+def test_weights_of_another_model_under_the_same_name_are_not_used(
+    model: Path, tiny_model_path: Path, tmp_path: Path, cache_dir: Path
+):
+    other = write_gguf(tiny_model_path, tmp_path / "other.gguf", Kind.Q4_1)
+    with other.open("r+b") as file:  # the same plan, other numbers
+        file.seek(-8, os.SEEK_END)
+        file.write(b"\x12\x34\x56\x78")
+    state(model, cache_dir)
+    (first,) = files(cache_dir)
+    state(other, cache_dir)
+    (second,) = set(files(cache_dir)) - {first}
+    first.replace(second)
+
+    assert state(other, cache_dir) == "miss"
+
+
+def test_a_model_that_changes_while_it_is_packed_is_not_cached(
+    model: Path, tiny_model_path: Path, tmp_path: Path, cache_dir: Path
+):
+    checkpoint = open_checkpoint(model)
+    other = write_gguf(tiny_model_path, tmp_path / "other.gguf", Kind.Q4_1)
+    kept = model.with_name("kept.gguf")
+    os.link(model, kept)
+
+    def replace(done: int, _total: int) -> None:
+        if done and other.exists():
+            other.replace(model)
+
+    choice = choose_quantization("auto", checkpoint.tensors.values())
+    loader = CpuWeightLoader(checkpoint, choice, WeightCache(cache_dir, GIB), 1, replace)
+    loader.load(family_of(checkpoint.config).parameters(checkpoint.config))
+
+    assert loader.cache_state == "miss"
+    assert not files(cache_dir)
+    assert state(kept, cache_dir) == "miss"
+
+
+def test_where_files_are_never_ours_alone_nothing_is_written_at_each_start(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    fstat, owner_at = os.fstat, 4
+
+    def of_another(descriptor: int) -> os.stat_result:  # as on file systems that map users
+        facts = list(fstat(descriptor)[:10])
+        facts[owner_at] = os.geteuid() + 1
+        return os.stat_result(facts)
+
+    monkeypatch.setattr(os, "fstat", of_another)
+
+    assert not store(WeightCache(cache_dir, GIB), "a")
+
+    assert "name another directory" in caplog.text
+    assert not list(cache_dir.iterdir())
+
+
+def test_pages_that_cannot_be_read_do_not_end_the_process(tmp_path: Path):
+    file = tmp_path / "pages"
+    file.write_bytes(bytes(1 << 20))
+    with file.open("rb") as stream:
+        pages = mmap.mmap(stream.fileno(), 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+    os.truncate(file, 0)  # to the reader, what a bad sector is
+
+    with pytest.raises(weight_cache._UselessFileError, match="cannot be read whole"):
+        weight_cache._populate(pages, lambda: None)
+
+
+def test_all_that_takes_long_says_that_it_goes_on(
+    model: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache, seen = WeightCache(cache_dir, GIB), []
+    monkeypatch.setattr(weight_cache, "_WRITE_BYTES", 4096)
+    monkeypatch.setattr(weight_cache, "_POPULATE_BYTES", 4096)
+    monkeypatch.setattr(content_hash, "_READ_BYTES", 4096)
+
+    cache.key([model], b"layout", lambda: seen.append("key"))
+    block = torch.zeros(3 * 4096, dtype=torch.uint8)
+    cache.store(named("a"), b"header", block, lambda: seen.append("store"))
+    cache.load(named("a"), lambda: seen.append("load"))
+
+    assert seen.count("key") == -(-model.stat().st_size // 4096)
+    assert seen.count("store") == 3
+    assert seen.count("load") in (0, 4)  # 0: a system that cannot populate
+
+
+def named(letter: str) -> str:
+    """Return a key of one letter."""
+    return letter * 40
+
+
+def store(cache: WeightCache, letter: str, num_bytes: int = 10_000) -> bool:
+    return cache.store(named(letter), b"header", torch.full((num_bytes,), 7, dtype=torch.uint8))
 
 
 def test_the_least_recently_used_weights_make_room(cache_dir: Path):
     cache = WeightCache(cache_dir, max_bytes=3 * 16_000)
     for age, key in enumerate("abc"):
         assert store(cache, key)
-        os.utime(cache_dir / f"{key}.weights", (1000 + age, 1000 + age))
-    assert cache.load("a") is not None  # used now
+        os.utime(cache_dir / f"{named(key)}.weights", (1000 + age, 1000 + age))
+    assert cache.load(named("a")) is not None  # used now
 
     assert store(cache, "d")
 
-    assert [path.stem for path in files(cache_dir)] == ["a", "c", "d"]
+    assert [path.stem[0] for path in files(cache_dir)] == ["a", "c", "d"]
     assert sum(path.stat().st_size for path in files(cache_dir)) <= 3 * 16_000
+
+
+def test_what_is_not_ours_stays_whatever_room_is_needed(
+    cache_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(content_hash, "_MAX_REMEMBERED", 0)
+    cache_dir.mkdir(parents=True)
+    for name in ("yolov3.weights", "mine.hash"):
+        (cache_dir / name).write_bytes(bytes(20_000))
+        os.utime(cache_dir / name, (1000, 1000))
+
+    assert store(WeightCache(cache_dir, max_bytes=16_000), "a")
+
+    assert len(list(cache_dir.iterdir())) == 3
 
 
 def test_what_is_written_again_needs_no_room_beside_itself(cache_dir: Path):
@@ -257,7 +399,7 @@ def test_what_is_written_again_needs_no_room_beside_itself(cache_dir: Path):
     assert store(cache, "b")
     assert store(cache, "b")
 
-    assert [path.stem for path in files(cache_dir)] == ["a", "b"]
+    assert [path.stem[0] for path in files(cache_dir)] == ["a", "b"]
 
 
 def test_weights_larger_than_the_cache_are_not_kept(
@@ -273,7 +415,7 @@ def test_weights_larger_than_the_cache_are_not_kept(
 def test_mapped_weights_outlive_their_file(cache_dir: Path):
     cache = WeightCache(cache_dir, GIB)
     store(cache, "a", 3_000_000)
-    found = cache.load("a")
+    found = cache.load(named("a"))
     assert isinstance(found, CachedBlock)
 
     files(cache_dir)[0].unlink()
@@ -329,6 +471,26 @@ def test_a_full_disk_is_a_warning_and_leaves_nothing_behind(cache_dir: Path):
     assert list(cache_dir.iterdir()) == []
 
 
+FULL_DISK_FOR_HASHES = """
+import resource, signal, sys
+from pathlib import Path
+from engine.kernels.cpu import content_hash
+
+content_hash._SETTLED_NS = -1
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+content_hash.ContentHashes(Path(sys.argv[1])).of(Path(sys.argv[2]), lambda: None)
+"""
+
+
+def test_a_hash_that_a_full_disk_cuts_off_leaves_nothing_behind(model: Path, cache_dir: Path):
+    command = [sys.executable, "-c", FULL_DISK_FOR_HASHES, str(cache_dir), str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+    assert "is not remembered" in done.stderr
+    assert list(cache_dir.iterdir()) == []
+
+
 def test_engines_that_start_at_once_all_get_whole_weights(model: Path, cache_dir: Path):
     alone, _ = load(open_checkpoint(model), cache_dir.with_name("other"))
     found: list[Weights] = []
@@ -355,10 +517,10 @@ def test_the_memory_of_old_hashes_is_bounded(cache_dir: Path, monkeypatch: pytes
     monkeypatch.setattr(content_hash, "_MAX_REMEMBERED", 3)
     cache_dir.mkdir(parents=True)
     for age in range(5):
-        file = cache_dir / f"{age}.hash"
+        file = cache_dir / f"{age:040}.hash"
         file.write_bytes(b"x" * 32)
         os.utime(file, (1000 + age, 1000 + age))
 
     ContentHashes(cache_dir).forget_old()
 
-    assert sorted(path.stem for path in cache_dir.iterdir()) == ["2", "3", "4"]
+    assert sorted(int(path.stem) for path in cache_dir.iterdir()) == [2, 3, 4]
