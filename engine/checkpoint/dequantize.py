@@ -42,7 +42,9 @@ def _rare(kind: str, stored: Bytes) -> Floats:
     try:
         return decode(stored, GGMLQuantizationType[kind])
     except (NotImplementedError, KeyError) as error:
-        raise UnsupportedModelError(f"quantization {kind} is not supported") from error
+        raise UnsupportedModelError(
+            f"quantization {kind} is not supported; take another of the model, such as Q8_0 or Q4_K"
+        ) from error
 
 
 def _halves(blocks: Bytes, at: int) -> Floats:

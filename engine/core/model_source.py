@@ -112,6 +112,8 @@ class TensorSource(ModelSource):
             weights = loader.load(family.parameters(config), kernels)
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
+        except (OSError, torch.OutOfMemoryError) as error:
+            raise ConfigError(f"no memory for the weights in {self.choice.dtype.name}") from error
         progress("kv_cache", 0, size.total_bytes)
         caches = allocate_cache(size, config, dtype, device)
         progress("kv_cache", size.total_bytes, size.total_bytes)

@@ -143,7 +143,7 @@ class WeightCache:
 
     def _write(self, path: Path, header: bytes, block: Tensor, at_work: AtWork) -> None:
         # made by mkstemp: readable by the owner alone
-        descriptor, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=self._directory)
+        descriptor, name = tempfile.mkstemp(prefix=_unfinished_of(path), dir=self._directory)
         try:
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
                 check_own(descriptor)  # else `load` would refuse it, at every start
@@ -156,16 +156,19 @@ class WeightCache:
             raise
 
     def _make_room(self, num_bytes: int, replaced: Path) -> None:
-        """Remove the least recently used files until another fits."""
+        """Remove the least recently used files until another fits, beside those being written."""
         found: list[tuple[float, int, Path]] = []
+        free = self._max_bytes - num_bytes
         for path in self._directory.iterdir():
             with suppress(FileNotFoundError):  # another engine was faster
                 facts = path.stat()
                 if path.name.startswith(_UNFINISHED):
-                    self._remove_abandoned(path)
+                    is_same = path.name.startswith(_unfinished_of(replaced))
+                    if not self._remove_abandoned(path) and not is_same:
+                        free -= facts.st_size
                 elif path.match(_OURS) and path != replaced:
                     found.append((facts.st_mtime, facts.st_size, path))
-        free = self._max_bytes - num_bytes - sum(size for _, size, _ in found)
+        free -= sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if free >= 0:
                 break
@@ -174,16 +177,23 @@ class WeightCache:
             free += size
         self._hashes.forget_old()
 
-    def _remove_abandoned(self, path: Path) -> None:
-        """Remove a file that a process left behind; those that are being written stay."""
+    def _remove_abandoned(self, path: Path) -> bool:
+        """Remove a file that a process left behind; returns False for one that is being written."""
         here = self._clock_s()
-        if here - path.stat().st_mtime > _UNFINISHED_S:
-            path.unlink(missing_ok=True)
+        if here - path.stat().st_mtime <= _UNFINISHED_S:
+            return False
+        path.unlink(missing_ok=True)
+        return True
 
     def _clock_s(self) -> float:
         """Return the file system's time, which may be another than ours."""
         with tempfile.TemporaryFile(dir=self._directory) as file:
             return os.fstat(file.fileno()).st_mtime
+
+
+def _unfinished_of(path: Path) -> str:
+    """Return how the names of files begin that will replace this one."""
+    return f"{_UNFINISHED}{path.stem}-"
 
 
 def _read(file: BinaryIO, at_work: AtWork) -> CachedBlock:

@@ -379,6 +379,21 @@ def test_the_least_recently_used_weights_make_room(cache_dir: Path):
     assert sum(path.stat().st_size for path in files(cache_dir)) <= 3 * 16_000
 
 
+def test_what_another_engine_is_writing_counts(cache_dir: Path):
+    cache = WeightCache(cache_dir, max_bytes=3 * 16_000)
+    assert store(cache, "a")
+    assert store(cache, "b")
+    os.utime(cache_dir / f"{named('a')}.weights", (1000, 1000))
+    (cache_dir / f".unfinished-{named('c')}-x").write_bytes(bytes(14_000))
+
+    assert store(cache, "c")  # that one will be in this one's place
+    assert [path.stem[0] for path in files(cache_dir)] == ["a", "b", "c"]
+    assert store(cache, "d")
+
+    assert [path.stem[0] for path in files(cache_dir)] == ["c", "d"]
+    assert sum(path.stat().st_size for path in cache_dir.iterdir()) <= 3 * 16_000
+
+
 def test_what_is_not_ours_stays_whatever_room_is_needed(
     cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
