@@ -78,6 +78,8 @@ class WeightCache:
         self._directory = directory
         self._max_bytes = max_bytes
         self._hashes = ContentHashes(directory)
+        self._missed: dict[str, int | None] = {}
+        """For each name that `load` looked for, which file was there: of no use, if we store."""
 
     def key(self, files: Sequence[Path], layout: bytes, at_work: AtWork = _nothing) -> str:
         """Return the name of the weights that are made of files in one way.
@@ -98,6 +100,7 @@ class WeightCache:
     def load(self, key: str, at_work: AtWork = _nothing) -> CachedBlock | None:
         """Map the weights of this name; None: there are none, or they cannot be used."""
         path = self._path(key)
+        self._missed[key] = _inode(path)
         try:
             with open_own(path) as file:
                 found = _read(file, at_work)
@@ -112,7 +115,10 @@ class WeightCache:
         return found
 
     def store(self, key: str, header: bytes, block: Tensor, at_work: AtWork = _nothing) -> bool:
-        """Write weights; whether they can be loaded now. A failure is logged, nothing more."""
+        """Write weights; whether they can be loaded now. A failure is logged, nothing more.
+
+        Those that another engine stored since `load` looked stay: then both have the same pages.
+        """
         num_bytes = _data_offset(len(header)) + block.nbytes
         if num_bytes > self._max_bytes:
             logger.info(
@@ -123,8 +129,9 @@ class WeightCache:
             return False
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._make_room(num_bytes, self._path(key))
-            self._write(self._path(key), header, block, at_work)
+            if not self._is_stored(key):
+                self._make_room(num_bytes, self._path(key))
+                self._write(key, header, block, at_work)
         except ForeignFileError as error:
             logger.warning(
                 "packed weights cannot be cached in %s: of each file there %s (as on some network "
@@ -141,13 +148,21 @@ class WeightCache:
     def _path(self, key: str) -> Path:
         return self._directory / f"{key}{_SUFFIX}"
 
-    def _write(self, path: Path, header: bytes, block: Tensor, at_work: AtWork) -> None:
+    def _is_stored(self, key: str) -> bool:
+        """Return whether another engine stored these weights since `load` looked for them."""
+        return _inode(self._path(key)) not in (None, self._missed.get(key))
+
+    def _write(self, key: str, header: bytes, block: Tensor, at_work: AtWork) -> None:
+        path = self._path(key)
         # made by mkstemp: readable by the owner alone
         descriptor, name = tempfile.mkstemp(prefix=_unfinished_of(path), dir=self._directory)
         try:
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
                 check_own(descriptor)  # else `load` would refuse it, at every start
                 _write(file, header, block, at_work)
+            if self._is_stored(key):
+                Path(name).unlink()
+                return
             Path(name).replace(path)
             _sync_directory(self._directory)
         except BaseException:
@@ -189,6 +204,13 @@ class WeightCache:
         """Return the file system's time, which may be another than ours."""
         with tempfile.TemporaryFile(dir=self._directory) as file:
             return os.fstat(file.fileno()).st_mtime
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 def _unfinished_of(path: Path) -> str:

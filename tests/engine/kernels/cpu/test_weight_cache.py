@@ -379,6 +379,25 @@ def test_the_least_recently_used_weights_make_room(cache_dir: Path):
     assert sum(path.stat().st_size for path in files(cache_dir)) <= 3 * 16_000
 
 
+def test_engines_that_pack_the_same_weights_at_once_share_the_pages_of_one_file(cache_dir: Path):
+    one, other, late = (WeightCache(cache_dir, GIB) for _ in range(3))
+    for cache in (one, other, late):
+        assert cache.load(named("a")) is None
+
+    def finish_first() -> None:
+        if not files(cache_dir):
+            assert store(other, "a")
+
+    block = torch.full((10_000,), 7, dtype=torch.uint8)
+    assert one.store(named("a"), b"header", block, finish_first)
+    (file,) = files(cache_dir)
+    inode = file.stat().st_ino
+    assert store(late, "a")
+
+    assert file.stat().st_ino == inode
+    assert list(cache_dir.iterdir()) == [file]
+
+
 def test_what_another_engine_is_writing_counts(cache_dir: Path):
     cache = WeightCache(cache_dir, max_bytes=3 * 16_000)
     assert store(cache, "a")
@@ -412,8 +431,11 @@ def test_what_is_written_again_needs_no_room_beside_itself(cache_dir: Path):
     cache = WeightCache(cache_dir, max_bytes=2 * 16_000)
     assert store(cache, "a")
     assert store(cache, "b")
+    (cache_dir / f"{named('b')}.weights").chmod(0o666)
+    assert cache.load(named("b")) is None
     assert store(cache, "b")
 
+    assert cache.load(named("b")) is not None
     assert [path.stem[0] for path in files(cache_dir)] == ["a", "b"]
 
 
