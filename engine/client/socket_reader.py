@@ -38,6 +38,8 @@ class SocketReader:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
+        self._is_due = False
+        """The loop will look again soon: once is enough, however often it was asked to."""
 
     async def run(self) -> None:
         """Receive until cancelled."""
@@ -55,32 +57,42 @@ class SocketReader:
 
     async def writable(self) -> None:
         """Wait until the socket would take a message; `run` must be running meanwhile."""
-        while not self._events() & _WRITABLE:
+        while True:
+            events = self._events()
+            if events & _READABLE:  # this look has swallowed the news, as a send may
+                self.look_again()
+            if events & _WRITABLE:
+                return
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
     def look_again(self) -> None:
         """To be called after each send."""
-        if self._loop is not None:
-            self._loop.call_soon(self._take_all)
+        if self._loop is not None and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._take_due)
+
+    def _take_due(self) -> None:
+        self._is_due = False
+        self._take_all()
 
     def _take_all(self) -> None:
         if self._loop is None or self._ended is None or self._ended.done():
             return
         try:
-            self._receive(self._loop)
+            self._receive()
         except Exception as error:  # noqa: BLE001 - raised where `run` is awaited
             self._ended.set_exception(error)
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
 
-    def _receive(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _receive(self) -> None:
         socket, on_frames = self._socket, self._on_frames
         for _ in range(BURST):
             if not self._events() & _READABLE:
                 return
             on_frames(receive_frames(socket))
-        loop.call_soon(self._take_all)
+        self.look_again()
 
     def _events(self) -> int:
         events = self._socket.getsockopt(_EVENTS)

@@ -1,6 +1,7 @@
 """Messages come from a plain socket into an event loop, all of them and in order."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -77,6 +78,56 @@ async def test_what_came_while_something_was_sent_is_not_forgotten(line: Line):
             send_frames(line.router, [b"e0-1", b"to you"])  # takes the news from the descriptor
             line.reader.look_again()
             assert await line.next() == [b"e0-1", b"%d" % number]
+
+
+async def test_sends_during_a_flood_do_not_multiply_the_burst(line: Line):
+    line.connect()
+    async with line.reading():
+        await line.next()
+        for number in range(30 * BURST):
+            line.dealer.send_multipart([b"t", b"%d" % number])
+        time.sleep(0.2)  # while the loop is busy, they all arrive
+        taken: list[int] = []
+        while sum(taken) < 30 * BURST:
+            before = line.got.qsize()
+            line.reader.look_again()  # as after a send
+            await asyncio.sleep(0)
+            taken.append(line.got.qsize() - before)
+
+    assert max(taken) <= 2 * BURST, "of the descriptor, and of who sent"
+
+
+async def test_what_came_while_a_full_socket_was_looked_at_is_not_forgotten(
+    context: Any, run_dir: Path
+):
+    ends: list[Any] = [context.socket(zmq.PAIR) for _ in range(2)]
+    for end in ends:
+        end.setsockopt(zmq.SNDHWM, 1)
+        end.setsockopt(zmq.RCVHWM, 1)
+    here, there = ends
+    here.bind(f"ipc://{run_dir}/pair")
+    there.connect(f"ipc://{run_dir}/pair")
+    got: asyncio.Queue[list[bytes]] = asyncio.Queue()
+    reader = SocketReader(here, got.put_nowait)
+
+    async def wait_for_room() -> None:
+        there.send(b"news")
+        time.sleep(0.2)  # it arrives before the loop looks at the descriptor
+        await reader.writable()
+
+    async with asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(reader.run())
+        while here.poll(200, zmq.POLLOUT):
+            here.send(b"x" * 100_000)
+        reader.look_again()
+        await asyncio.sleep(0.05)
+        waiting = tasks.create_task(wait_for_room())
+        assert await asyncio.wait_for(got.get(), 5) == [b"news"]
+        assert not waiting.done()
+        waiting.cancel()
+        running.cancel()
+    for end in ends:
+        end.close(0)
 
 
 async def test_a_socket_without_a_peer_becomes_writable_with_it(context: Any, run_dir: Path):
