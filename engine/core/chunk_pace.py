@@ -47,7 +47,7 @@ class ChunkPace:
         """Return how many tokens long prompts may take of a step that has decodes."""
         if self._threshold:
             return min(self._threshold, self._budget)
-        if self._mixed_steps >= _REFRESH_STEPS:
+        if self._must_refresh:
             return 0
         if self._decode_ns is None or not self._prompt_token_ns:
             return max(self._budget // 4, self._smallest)
@@ -56,10 +56,16 @@ class ChunkPace:
 
     def limit_of_all(self) -> int:
         """Return how many tokens all prompts together may take of a step that has decodes."""
+        if self._must_refresh:  # short ones would put the step of decodes alone off for ever
+            return 0
         if self._threshold or self._decode_ns is None or not self._prompt_token_ns:
             return self._budget
         tokens = int((ALL_STRETCH - 1.0) * self._decode_ns / self._prompt_token_ns)
         return max(_LEAST_TOKENS, self._smallest, min(tokens, self._budget))
+
+    @property
+    def _must_refresh(self) -> bool:
+        return not self._threshold and self._mixed_steps >= _REFRESH_STEPS
 
     def observe(self, prompt_tokens: int, decode_tokens: int, took_ns: int) -> None:
         """Learn from a step."""

@@ -67,6 +67,8 @@ class Serving:
         order, num_decodes = self._order()
         step = _Step(plan, order, num_decodes, self._budget(num_decodes), preempt)
         self._serve_decodes(step)
+        if plan.batch:
+            step.budget.tokens = min(step.budget.tokens, self.pace.limit_of_all())
         self._serve_prefills(step)
         if plan.preempted:  # newcomers would take the blocks of who gave way
             self._admission.note_obstacle("kv_blocks")
@@ -75,10 +77,8 @@ class Serving:
 
     def _budget(self, num_decodes: int) -> StepBudget:
         tokens = self._limits.max_num_batched_tokens
-        if not num_decodes:
-            return StepBudget(tokens, tokens, self.pace.long_above)
-        tokens = min(tokens, num_decodes + self.pace.limit_of_all())
-        return StepBudget(tokens, self.pace.limit(), self.pace.long_above)
+        long_tokens = self.pace.limit() if num_decodes else tokens
+        return StepBudget(tokens, long_tokens, self.pace.long_above)
 
     def _order(self) -> tuple[list[EngineRequest], int]:
         """Return the running requests, those that decode first, and how many these are."""

@@ -84,6 +84,57 @@ def test_unconfigured_it_gets_what_keeps_the_gaps_of_the_decodes_below_twice_the
     assert len(chunks) < 150, "and the prompt gets on"
 
 
+def test_a_long_prompt_gets_on_beside_short_ones_that_never_end():
+    bench = Bench(
+        num_blocks=2000, seqs=16, budget=512, max_len=5000, block_size=16, long_prefill_threshold=0
+    )
+
+    def execute(batch: list[ScheduledRequest]) -> StepResult:
+        bench.took_ns = 20_000_000 + 400_000 * sum(len(share.token_ids) for share in batch)
+        return StepResult(token_ids={item.request_id: (7,) for item in batch if item.samples})
+
+    bench.execute = execute
+    bench.add(a_request("decode", [1] * 5, max_tokens=500, ignore_eos=True))
+    for _ in range(20):
+        bench.step()
+    bench.add(a_request("long", [9, *range(3999)], max_tokens=2))
+    for number in range(200):
+        bench.add(a_request(f"short{number}", [number, *range(19)], max_tokens=2))
+        bench.step()
+
+    assert "long" in bench.outputs
+
+
+def test_prompts_that_are_not_there_take_nothing_from_guesses():
+    bench = Bench(
+        num_blocks=2000,
+        seqs=64,
+        budget=512,
+        max_len=500,
+        block_size=16,
+        long_prefill_threshold=0,
+        speculative_tokens=4,
+    )
+
+    def execute(batch: list[ScheduledRequest]) -> StepResult:
+        prompts = sum(len(share.token_ids) for share in batch if not share.num_drafts)
+        bench.took_ns = 4_000_000 + 400_000 * prompts
+        return StepResult(token_ids={item.request_id: what_follows(item) for item in batch})
+
+    def what_follows(item: ScheduledRequest) -> tuple[int, ...]:
+        end = item.start_position + len(item.token_ids)
+        return tuple(position % 8 for position in range(end - item.num_drafts, end + 1))
+
+    bench.execute = execute
+    for number in range(50):
+        prompt = [*range(8)] * 4
+        bench.add(a_request(f"r{number}", prompt, max_tokens=400, ignore_eos=True))
+    for _ in range(20):
+        bench.step()
+
+    assert sorted(bench.shares().values()) == [5] * 50
+
+
 def waiting_behind_a_long_prompt(**options: object) -> Bench:
     """A decode and a long prompt whose chunks take all that long prompts may have."""
     bench = Bench(num_blocks=200, budget=32, max_len=400, long_prefill_threshold=8, **options)
