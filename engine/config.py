@@ -6,6 +6,8 @@ POLICIES = ("fcfs", "priority", "fair")
 """Scheduling policies that are always there."""
 POLICY_GROUP = "quarterdeck.policies"
 """Entry points of the policies that installed packages bring."""
+MAX_THREADS = 1024
+"""Of an engine. The CPU kernels make no more; OpenMP crashes if it is asked for very many."""
 
 
 class ClientEndpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,6 +5,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from engine.config import MAX_THREADS
+
 DEFAULT_MODEL = "smollm2"
 _DEVICE = r"^(cpu|cuda(:\d+)?)$"
 _DTYPE = r"^(bfloat16|float16|float32)$"
@@ -29,7 +31,7 @@ class EngineSettings(_Strict):
     quantization: Quantization | None = None
     kv_cache_dtype: KvCacheDtype | None = None
     kernels: str | None = Field(None, pattern=_KERNELS)
-    num_threads: int | None = Field(None, ge=1)
+    num_threads: int | None = Field(None, ge=1, le=MAX_THREADS)
 
 
 class SloSettings(_Strict):
@@ -62,7 +64,7 @@ class Settings(_Strict):
     kv_cache_bytes: int | None = Field(None, ge=1 << 20)
     max_num_seqs: int = Field(64, ge=1)
     max_num_batched_tokens: int = Field(512, ge=1)
-    num_threads: int | None = Field(None, ge=1)
+    num_threads: int | None = Field(None, ge=1, le=MAX_THREADS)
     revision: str | None = None
     """Of a hub model: branch, tag or commit."""
 

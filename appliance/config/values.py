@@ -57,8 +57,8 @@ def convert(key: str, value: Any, base: Path) -> Any:
     """
     if isinstance(value, bool) and key not in BOOLEAN_KEYS:
         raise ValueError(f"{str(value).lower()} is a boolean")
-    if key in SWITCHED_PATH_KEYS and not isinstance(value, str | Path):
-        raise ValueError(f"{value} is neither a directory nor off")
+    if key in SWITCHED_PATH_KEYS and (not value or not isinstance(value, str | Path)):
+        raise ValueError(f"{value!r} is neither a directory nor off")
     if isinstance(value, str):
         value = _convert_text(key, value, base)
     if key in PATH_LIST_KEYS and isinstance(value, list):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from engine.checkpoint.checkpoint import Checkpoint, CheckpointError, open_checkpoint
-from engine.config import EngineConfig
+from engine.config import MAX_THREADS, EngineConfig
 from engine.core.adapters import AdapterStore, make_adapter_store
 from engine.core.batch import (
     ConfigError,
@@ -73,8 +73,7 @@ class TorchRunner:
         Raises:
             ConfigError: the model, device or dtype cannot be used, or the KV cache does not fit.
         """
-        if self._config.num_threads is not None:
-            torch.set_num_threads(self._config.num_threads)
+        _set_threads(self._config.num_threads)
         self._device = _device(self._config.device)
         checkpoint = self._open()
         choice = choose_kernels(self._config, self._device, checkpoint.config.dtype)
@@ -276,6 +275,14 @@ class TorchRunner:
             kv_cache_dtype=kernels.kv_cache_dtype,
             weight_cache=kernels.weight_cache,
         )
+
+
+def _set_threads(count: int | None) -> None:
+    if count is None:
+        return
+    if not 1 <= count <= MAX_THREADS:
+        raise ConfigError(f"num_threads must be from 1 to {MAX_THREADS}, got {count}")
+    torch.set_num_threads(count)
 
 
 def _device(name: str) -> torch.device:

@@ -28,6 +28,8 @@ def test_engines_choose_by_themselves_where_nothing_is_said():
         ({"kernels": "refrence"}, "; did you mean reference?"),
         ({"kernels": "cuda:avx2"}, "--kernels = 'cuda:avx2': allowed is auto, reference, cpu"),
         ({"weight_cache": 5}, "--weight-cache: 5 is neither a directory nor off"),
+        ({"weight_cache": ""}, "--weight-cache: '' is neither a directory nor off"),
+        ({"num_threads": 10**6}, "--num-threads = 1000000: allowed is a whole number from 1 to"),
         ({"weight_cache": False}, "--weight-cache: false is a boolean"),
         ({"weight_cache_bytes": "many"}, "--weight-cache-bytes: 'many' is not a size"),
     ],

@@ -129,6 +129,8 @@ def test_the_cache_limits_the_context_when_nothing_was_asked(tiny_model_path):
         ({"kv_cache_bytes": 1 << 50}, "this machine has"),
         ({"kv_cache_bytes": 4096, "max_model_len": 100}, "needs a KV cache"),
         ({"block_size": 0}, "block_size"),
+        ({"num_threads": 0}, "num_threads must be from 1"),
+        ({"num_threads": 10**6}, "num_threads must be from 1"),
         ({"model": "/nowhere/at/all"}, "does not exist"),
     ],
 )
