@@ -69,6 +69,8 @@ class SseStream:
         self._timing = timing
         self._lock = asyncio.Lock()
         self._last_write_ns = now_ns()
+        self._num_emitting = 0
+        """Deltas that are being written or wait for it."""
         self._sending_since_ns: int | None = None
         """When a delta was handed to the socket that has not taken it yet."""
         self._is_started = False
@@ -86,7 +88,14 @@ class SseStream:
 
     async def emit(self, delta: Delta) -> None:
         """Write a delta; waits while the client does not read, until `keep_alive` gives it up."""
-        await self._lock.acquire()
+        self._num_emitting += 1
+        try:
+            async with self._lock:
+                await self._emit(delta)
+        finally:
+            self._num_emitting -= 1
+
+    async def _emit(self, delta: Delta) -> None:
         start_ns = self._sending_since_ns = now_ns()
         try:
             frames = [] if self._is_opened else await self._open()
@@ -97,7 +106,6 @@ class SseStream:
         finally:
             self._journey.note_sent(start_ns)
             self._sending_since_ns = None
-            self._lock.release()
 
     async def _open(self) -> list[bytes]:
         """Return the opening; warnings that come after the headers are written as a comment."""
@@ -144,10 +152,12 @@ class SseStream:
                 comment_ns = now_ns() + int(delay_s * 1e9)
             else:
                 delay_s = (comment_ns - at_ns) / 1e9
-            await asyncio.sleep(min(delay_s, self._timing.stall_s))
+            await asyncio.sleep(min(delay_s, self._timing.stall_s, self._timing.comment_s))
 
     async def _comment_when_silent(self) -> float:
         """Comment if it is time; return after how many seconds it may be."""
+        if self._num_emitting:  # behind a delta that is never taken it would wait for ever
+            return 0.0
         async with self._lock:
             silent_s = (now_ns() - self._last_write_ns) / 1e9
             if self._is_started and silent_s < self._timing.comment_s:
