@@ -24,7 +24,7 @@ _OK, _FAILED = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchPlan:
-    """What to send. `max_seconds` bounds the warm-up, and each concurrency's run."""
+    """What to send. `max_seconds` bounds the warm-up, and each run that is not staggered."""
 
     model: str | None = None
     """None takes the first served model."""

@@ -93,7 +93,7 @@ async def _connection(
             reader, writer = await _connect(target)
     except TimeoutError as error:
         raise DataPlaneError("the server does not answer", TIMED_OUT) from error
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # of a name that is none
         if target.url is None and target.socket_path is not None:
             check_listening(target.socket_path)
         raise DataPlaneError(f"cannot reach {target.url}: {error}", NO_CONNECTION) from error

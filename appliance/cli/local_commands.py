@@ -6,6 +6,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -90,7 +91,9 @@ def bench(  # noqa: PLR0913 (options of a command)
             "third is left out of the figures: latencies without the burst at the start.",
         ),
     ] = 0.0,
-    max_seconds: Annotated[float, typer.Option(min=1.0, help="Bound of each run.")] = 120.0,
+    max_seconds: Annotated[
+        float, typer.Option(min=1.0, help="Bound of each run without --stagger-s.")
+    ] = 120.0,
     model: Model = None,
     base_url: Annotated[
         str | None, typer.Option(help="Another OpenAI server. [env for its key: OPENAI_API_KEY]")
@@ -113,7 +116,7 @@ def bench(  # noqa: PLR0913 (options of a command)
         max_seconds=max_seconds,
     )
     if base_url:
-        target = BenchTarget(url=base_url, api_key=os.environ.get("OPENAI_API_KEY"))
+        target = BenchTarget(url=_server(base_url), api_key=os.environ.get("OPENAI_API_KEY"))
     else:
         target = BenchTarget(socket_path=local_instance(state_dir).data_socket)
     raise typer.Exit(run_bench(target, plan, output.value))
@@ -175,6 +178,17 @@ def version(output: Format = Output.TABLE) -> None:
         print_json({"version": found})
     else:
         print(found)
+
+
+def _server(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable:
+        raise CliError(f"--base-url {url!r}: a URL such as http://localhost:8000", Exit.USAGE)
+    return url
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -210,6 +210,21 @@ def test_the_defaults_that_serve_names_in_its_help_are_those_of_the_settings():
     assert told == {name: _as_told(value) for name, value in held.items()}
 
 
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "http://127.0.0.1:99999", "http://[::1", "http://", "ftp://h:1"]
+)
+def test_bench_sends_nothing_to_what_is_no_url_of_a_server(run: Run, url: str):
+    result = run("bench", "--base-url", url, "--model", "m")
+
+    assert (result.code, "--base-url" in result.err) == (2, True)
+
+
+def test_bench_says_so_when_a_server_cannot_have_that_name(run: Run):
+    result = run("bench", "--base-url", "http://a..b", "--model", "m")
+
+    assert (result.code, "cannot reach http://a..b" in result.err) == (3, True)
+
+
 def test_chat_and_bench_go_to_the_data_planes_socket(run: Run, appliance: Appliance):
     for arguments in (["chat", "hello"], ["bench", "--concurrency", "1"]):
         assert run(*arguments).code == 3  # nobody listens on it here

@@ -86,7 +86,7 @@ async def test_sends_during_a_flood_do_not_multiply_the_burst(line: Line):
         await line.next()
         for number in range(30 * BURST):
             line.dealer.send_multipart([b"t", b"%d" % number])
-        time.sleep(0.2)  # while the loop is busy, they all arrive
+        time.sleep(0.2)  # noqa: ASYNC251 - while the loop is busy, they all arrive
         taken: list[int] = []
         while sum(taken) < 30 * BURST:
             before = line.got.qsize()
@@ -112,7 +112,7 @@ async def test_what_came_while_a_full_socket_was_looked_at_is_not_forgotten(
 
     async def wait_for_room() -> None:
         there.send(b"news")
-        time.sleep(0.2)  # it arrives before the loop looks at the descriptor
+        time.sleep(0.2)  # noqa: ASYNC251 - it arrives before the loop looks at the descriptor
         await reader.writable()
 
     async with asyncio.TaskGroup() as tasks:
