@@ -13,6 +13,7 @@ from pathlib import Path
 
 from appliance.cli.doctor_finding import Finding, Verdict
 from appliance.cli.doctor_kernels import check_kernels
+from appliance.config.kernel_checks import needs_cpu_kernels
 from appliance.config.paths import NotRunningError, find_instance, model_dir, state_dir
 from appliance.config.settings import DEFAULT_MODEL, EngineSettings, Settings
 
@@ -52,11 +53,17 @@ def run_checks(settings: Settings) -> list[Finding]:
 def _kernel_wishes(settings: Settings) -> list[tuple[str, str | None]]:
     """Return the different settings `kernels` and `dtype` of engines on the CPU."""
     wishes = {
-        (own.kernels or settings.kernels, own.dtype or settings.dtype)
+        (_kernels(settings, own), own.dtype or settings.dtype)
         for own in settings.engines or [EngineSettings.model_validate({})]
         if (own.device or settings.device) == "cpu"
     }
     return sorted(wishes, key=str)
+
+
+def _kernels(settings: Settings, own: EngineSettings) -> str:
+    """Return the setting `kernels`; `cpu` where only these can do what other settings ask for."""
+    wish = own.kernels or settings.kernels
+    return "cpu" if wish == "auto" and needs_cpu_kernels(settings, own) else wish
 
 
 def _python() -> Finding:

@@ -25,7 +25,7 @@ def check_kernels(settings: Settings, own: EngineSettings, origins: Mapping[str,
         ConfigError: something needs the CPU kernels, and something else rules them out.
     """
     given = own.model_dump(include=_NAMES, exclude_none=True)
-    values = settings.model_dump(include=_NAMES) | given
+    values = _values(settings, own)
     wish, obstacle = _wish(values), _obstacle(values)
     if wish is None or obstacle is None:
         return
@@ -38,6 +38,16 @@ def check_kernels(settings: Settings, own: EngineSettings, origins: Mapping[str,
     raise ConfigError(
         f"{wanted} needs the cpu kernels, which {against} rules out", hint=_HINTS[obstacle]
     )
+
+
+def needs_cpu_kernels(settings: Settings, own: EngineSettings) -> bool:
+    """Whether this engine cannot start without the CPU kernels."""
+    return _wish(_values(settings, own)) is not None
+
+
+def _values(settings: Settings, own: EngineSettings) -> dict[str, str | None]:
+    given = own.model_dump(include=_NAMES, exclude_none=True)
+    return settings.model_dump(include=_NAMES) | given
 
 
 def _wish(values: Mapping[str, str | None]) -> str | None:

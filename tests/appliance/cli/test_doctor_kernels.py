@@ -100,3 +100,23 @@ def test_without_the_library_one_reads_what_it_costs_and_what_helps(tmp_path: Pa
     assert hint == "make native compiles them, and shows what the compiler says."
     assert check(absent, "cpu")[0] == "failed"
     assert check(absent, "auto", PATH=str(tmp_path))[2].startswith("apt install g++, then ")
+
+
+@pytest.mark.parametrize("setting", ["QUANTIZATION", "KV_CACHE_DTYPE"])
+def test_without_the_library_what_only_it_can_do_fails(setting: str, tmp_path: Path):
+    program = "from appliance.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "doctor", "-o", "json"],
+        env={
+            **os.environ,
+            "QUARTERDECK_CPU_LIBRARY": str(tmp_path / "missing.so"),
+            f"QUARTERDECK_{setting}": "int8",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ("kernels", "failed") in [
+        (finding["check"], finding["verdict"]) for finding in json.loads(done.stdout)
+    ]
