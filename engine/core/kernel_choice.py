@@ -61,6 +61,7 @@ def choose_kernels(config: EngineConfig, device: torch.device, saved: str | None
         dtype = choose_dtype(config.dtype, device, saved)
     except UnknownDtypeError as error:
         raise ConfigError(str(error)) from error
+    _refuse_another_cache(config.kv_cache_dtype, dtype.name)
     return KernelChoice("reference", "torch", obstacle, dtype)
 
 
@@ -121,3 +122,11 @@ def _refuse_what_only_cpu_kernels_do(config: EngineConfig, obstacle: str) -> Non
     ):
         if value not in plain:
             raise ConfigError(f"{name} {value} needs the cpu kernels, but {obstacle}")
+
+
+def _refuse_another_cache(wanted: str, computes_in: str) -> None:
+    if wanted not in ("auto", computes_in):
+        raise ConfigError(
+            f"kv_cache_dtype {wanted}: the reference kernels keep keys and values in what they "
+            f"compute in, {computes_in}"
+        )

@@ -64,6 +64,7 @@ def test_a_float32_checkpoint_stays_float32_until_something_faster_is_asked_for(
         ({"quantization": "w3"}, "known: auto, none, int8, w4"),
         ({"kv_cache_dtype": "int4"}, "known: auto, bfloat16, int8"),
         ({"kernels": "reference", "quantization": "int8"}, "needs the cpu kernels, but"),
+        ({"dtype": "float32", "kv_cache_dtype": "bfloat16"}, "in what they compute in, float32"),
         ({"kernels": "reference", "kv_cache_dtype": "int8"}, "needs the cpu kernels, but"),
         ({"dtype": "float32", "quantization": "w4"}, "needs the cpu kernels, but"),
         ({"dtype": "float8"}, "float8"),
