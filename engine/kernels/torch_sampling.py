@@ -76,7 +76,12 @@ def best(values: Tensor, num: int) -> tuple[Tensor, Tensor]:
     """Return the `num` largest values of each row and their indices, equal ones by index."""
     if num == values.shape[1]:
         return values.sort(dim=-1, descending=True, stable=True)
-    token_ids = values.topk(num, dim=-1, sorted=False).indices.sort(dim=-1).values
+    found, token_ids = values.topk(num, dim=-1, sorted=False)
+    least = found.amin(dim=-1, keepdim=True)
+    tied = ((values >= least).sum(dim=-1) > num).nonzero().squeeze(1)
+    if tied.numel():
+        token_ids[tied] = _first_best(values[tied], least[tied], num)
+    token_ids = token_ids.sort(dim=-1).values
     ordered, order = values.gather(1, token_ids).sort(dim=-1, descending=True, stable=True)
     return ordered, token_ids.gather(1, order)
 
@@ -84,6 +89,17 @@ def best(values: Tensor, num: int) -> tuple[Tensor, Tensor]:
 def row_sums(values: Tensor) -> Tensor:
     """Return the sum of each row as float64 `[rows, 1]`: the same bits alone and among others."""
     return _block_sums(values).sum(dim=-1, keepdim=True)
+
+
+def _first_best(values: Tensor, least: Tensor, num: int) -> Tensor:
+    """Return the `num` best indices of rows that have too many of the `least` of them.
+
+    `topk` takes any of these; the first ones are wanted.
+    """
+    above, equal = values > least, values == least
+    room = num - above.sum(dim=-1, keepdim=True)
+    kept = above | (equal & (equal.cumsum(dim=-1) <= room))
+    return kept.nonzero()[:, 1].view(-1, num)
 
 
 def _chosen(logits: Tensor, rows: Sequence[int] | None) -> Tensor:

@@ -102,6 +102,14 @@ def test_a_flat_distribution_over_a_large_vocabulary_is_cut_exactly():
     assert max(draw([0.0] * 3000, changed(RANDOM, top_k=2000), 300)) < 2000
 
 
+def test_of_equals_the_first_are_kept_whatever_is_greater():
+    logits = [0.0] * 3000
+    logits[2500] = 1.0
+
+    assert set(draw(logits, changed(RANDOM, top_k=5), 300)) <= {0, 1, 2, 3, 2500}
+    assert set(draw(logits, changed(RANDOM, top_p=0.002), 300)) <= {0, 1, 2, 3, 2500}
+
+
 def test_banned_tokens_are_never_chosen():
     logits = torch.tensor([[0.0, 5.0, 2.0], [0.0, 5.0, 2.0]])
 
@@ -168,8 +176,8 @@ def test_logprobs_are_those_of_the_unfiltered_model_and_agree_with_the_list():
 
 
 def test_equal_logprobs_are_listed_by_token_id():
-    logits = torch.zeros(1, 100)
-    logits[0, 40:60] = 1.0
+    logits = torch.zeros(1, 1000)
+    logits[0, 40:800] = 1.0
 
     (sampled,) = Sampler().sample(logits, [asked(changed(GREEDY, logprobs=4))])
 
