@@ -146,18 +146,22 @@ class CpuSampling(SamplingKernels):
 
     def _run(self, entry: Callable[..., int], logits: _Logits, *arguments: object) -> None:
         """Call an entry over rows; other threads of the process run meanwhile."""
-        if self._pool.handle is None:
-            raise ValueError("the threads have ended")
-        if entry(self._pool.handle, self._path, logits, *arguments) != OK:
+        if entry(self._threads(), self._path, logits, *arguments) != OK:
             raise ValueError(f"{logits.num_rows} rows of {logits.size} logits were refused")
 
     def _room(self, size: int) -> int:
         """Return the address of memory for rows of so many values."""
         if size > self._scratch_size:
-            num_bytes = self._library.qd_sampling_bytes(self._pool.handle, size)
+            num_bytes = self._library.qd_sampling_bytes(self._threads(), size)
             self._scratch = torch.empty(num_bytes, dtype=torch.uint8)
             self._scratch_size = size
         return self._scratch.data_ptr()
+
+    def _threads(self) -> int:
+        """Return the pool's handle."""
+        if self._pool.handle is None:
+            raise ValueError("the threads have ended")
+        return self._pool.handle
 
 
 def _described(logits: Tensor, rows: Sequence[int] | None) -> "tuple[_Logits, array[int] | None]":

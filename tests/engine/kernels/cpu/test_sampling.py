@@ -350,8 +350,15 @@ def test_nothing_computes_once_the_threads_have_ended():
     with Pool(1) as pool:
         kernels = CpuSampling(pool, instruction_sets()[0])
 
-    with pytest.raises(ValueError, match="the threads have ended"):
-        kernels.greatest(torch.zeros(1, 4))
+    for compute in (
+        kernels.greatest,
+        kernels.log_softmax,
+        lambda logits: kernels.draw(logits, draws(1)),
+        lambda logits: kernels.best(logits, 2),
+        lambda logits: kernels.forbid(logits, [0], [torch.zeros(1, dtype=torch.int32)]),
+    ):
+        with pytest.raises(ValueError, match="the threads have ended"):
+            compute(torch.zeros(1, 4))
 
 
 def test_no_rows_have_no_tokens(kernels):
