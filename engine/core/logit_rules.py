@@ -61,6 +61,8 @@ class LogitRules:
         if any(row.banned_token_ids for row in rows):
             self._ban(logits, rows, set(limited))
         self._add_bias(logits, rows)
+        self._allowed.end_round()
+        self._biases.end_round()
         return faults
 
     def _without_number(self, logits: Tensor, rows: list[int]) -> list[int]:

@@ -73,6 +73,7 @@ class SamplingBatches:
 
     def _made(self, sampling: list[SamplingParams]) -> SamplingBatch:
         rows = [self._choices.of(one, lambda one=one: _choice(one)) for one in sampling]
+        self._choices.end_round()
         return SamplingBatch(
             sampling=sampling,
             problems={at: row.problem for at, row in enumerate(rows) if row.problem},

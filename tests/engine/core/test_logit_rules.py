@@ -1,6 +1,7 @@
 """What a request allows and forbids, and what happens when nothing is left."""
 
 import logging
+import sys
 
 import pytest
 import torch
@@ -155,7 +156,20 @@ def test_logprobs_are_those_from_before_the_rules():
 
 def test_lists_of_other_requests_are_never_mistaken_for_ones_own():
     sampler = Sampler()
-    for at in range(600):  # more lists than are kept
+    for at in range(600):  # of which most have the address of one before
         logits = torch.tensor([BEST_FIRST])
         row = a_row(allowed_token_ids=(at % 6, 5), logit_bias=((at % 5, 1.0),))
         assert sampler.sample(logits, [row])[0].token_id == at % 6
+
+
+def test_nothing_is_held_of_requests_that_have_gone():
+    rules = {"allowed_token_ids": tuple(range(6)), "logit_bias": ((1, 2.0), (2, 1.0))}
+    row = a_row(temperature=0.7, seed=1, **rules)
+    parts = [row.sampling, row.sampling.allowed_token_ids, row.sampling.logit_bias]
+    before = [sys.getrefcount(part) for part in parts]
+    sampler = Sampler()
+
+    for next_row in (row, row, a_row()):
+        sampler.sample(torch.tensor([BEST_FIRST]), [next_row])
+
+    assert [sys.getrefcount(part) for part in parts] == before
