@@ -14,6 +14,8 @@ from engine.layers.lora import AdapterKernels, AdapterRows, AdapterUpdates, LowR
 
 PARTS = ("qkv", "output", "gate_up", "down")
 """The products of a layer, as `qd_adapter_rows.lists` has them."""
+MAX_RANK = 1024
+"""`kMaxLowRank`: a step with an update of a higher rank is refused."""
 
 
 class CpuUpdates(Mapping[str, Sequence[LowRankUpdate]]):
@@ -25,7 +27,7 @@ class CpuUpdates(Mapping[str, Sequence[LowRankUpdate]]):
         inner_size: Of its feed-forward blocks.
 
     Raises:
-        ValueError: a layer's product has no such name.
+        ValueError: a layer's product has no such name, or a rank is above `MAX_RANK`.
     """
 
     def __init__(self, updates: AdapterUpdates, num_layers: int, inner_size: int) -> None:
@@ -51,6 +53,8 @@ class CpuUpdates(Mapping[str, Sequence[LowRankUpdate]]):
 
     def _described(self, first_column: int, down: Tensor, up: Tensor) -> Update:
         """Return the structure; matrices that do not lie as the kernels want are copied."""
+        if down.shape[0] > MAX_RANK:
+            raise ValueError(f"rank {down.shape[0]} is above {MAX_RANK}, the kernels' most")
         down, up = down.float().contiguous(), up.float().T.contiguous()
         self._kept += [down, up]
         return Update(

@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.kernels.cpu.adapters import PARTS, CpuAdapterKernels, CpuAdapters, CpuUpdates
+from engine.kernels.cpu.adapters import (
+    MAX_RANK,
+    PARTS,
+    CpuAdapterKernels,
+    CpuAdapters,
+    CpuUpdates,
+)
 from engine.kernels.cpu.library import instruction_sets, library
 from engine.kernels.cpu.structs import Update, UpdateList
 from engine.kernels.reference.backend import ReferenceBackend
@@ -170,6 +176,12 @@ def test_the_half_of_up_begins_at_the_padded_inner_size(inner, first, columns, w
 def test_products_that_no_adapter_changes_are_refused(name):
     with pytest.raises(ValueError, match=name):
         CpuUpdates({name: [random_update(1, 1, 8, 8)]}, 2, 16)
+
+
+def test_a_rank_that_every_step_would_refuse_is_refused_at_once():
+    CpuUpdates({"layers.0.output": [random_update(1, MAX_RANK, 8, 8)]}, 1, 16)
+    with pytest.raises(ValueError, match="rank 1025 is above 1024"):
+        CpuUpdates({"layers.0.output": [random_update(1, MAX_RANK + 1, 8, 8)]}, 1, 16)
 
 
 def test_a_step_points_to_the_rows_and_the_table_of_each_adapter():
