@@ -126,11 +126,15 @@ class _Job:
         return True
 
     def _state(self, dependencies: Sequence[Path]) -> dict[str, str]:
-        """Return all that the object depends on, by name."""
+        """Return all that the object depends on, by name.
+
+        The source too: the dependencies of an object that was copied are those of another checkout.
+        """
         compiler = Path(self.compiler[0])
         stat = compiler.stat()
         state = {
             "command": shlex.join([*self.compiler, *self.flags]),
+            "source": str(self.source),
             "compiler": f"{compiler.resolve()} {stat.st_size} {stat.st_mtime_ns}",
         }
         return state | {str(path): _digest(path) for path in dependencies}

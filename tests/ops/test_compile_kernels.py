@@ -57,6 +57,18 @@ def test_a_changed_header_compiles_the_sources_that_include_it(build: Build, tmp
     assert number_of(target, tmp_path) == 8
 
 
+def test_a_copied_checkout_compiles_its_own_sources(build: Build, tmp_path: Path):
+    compile_library(tmp_path / "library.so", build)
+    copy = Build(
+        sources=shutil.copytree(build.sources, tmp_path / "copy" / "native"),
+        objects=shutil.copytree(build.objects, tmp_path / "copy" / "objects"),
+    )
+    (copy.sources / "number.h").write_text("constexpr int kNumber = 8;\n")
+
+    assert compile_library(tmp_path / "copy" / "library.so", copy) == 2
+    assert number_of(tmp_path / "copy" / "library.so", tmp_path) == 8
+
+
 def test_a_source_that_is_gone_is_gone_from_the_library(build: Build, tmp_path: Path):
     target = tmp_path / "library.so"
     compile_library(target, build)
