@@ -164,7 +164,8 @@ QD_EXPORT int32_t qd_forward(qd_engine* engine, const qd_step* step);
 QD_EXPORT int64_t qd_cache_block_bytes(int32_t cache_dtype, int32_t block_size,
                                        int32_t num_kv_heads, int32_t head_dim);
 
-// --- sampling.cpp: rows of logits. All return QD_OK, QD_NO_MEMORY or QD_BAD_VALUE.
+// --- sampling.cpp: rows of logits. What works on many of them returns QD_OK or QD_BAD_VALUE;
+// which rows there are is not checked.
 typedef struct {
   float* values;
   const int32_t* rows;  // which ones; NULL: 0, 1, 2, ...
@@ -183,7 +184,7 @@ typedef struct {
 } qd_draws;
 
 // Memory for `qd_draw` and `qd_best`, for as many threads as the pool has; aligned to 64 bytes.
-QD_EXPORT int64_t qd_sampling_bytes(const qd_pool* pool, int32_t size);
+QD_EXPORT int64_t qd_sampling_bytes(qd_pool* pool, int32_t size);
 // The largest value of each row and its first index; no number where one of the row is none.
 QD_EXPORT int32_t qd_greatest(qd_pool* pool, const char* isa, const qd_logits* logits, float* best,
                               int64_t* ids);

@@ -141,7 +141,7 @@ extern "C" QD_EXPORT int32_t qd_op_attention(const char* isa, qd_pool* pool, con
   const qd::Kernels* kernels = qd::kernels_named(isa);
   if (kernels == nullptr || model->head_dim > qd::kMaxHeadDim) return QD_BAD_VALUE;
   try {
-    qd::Pool& threads = *reinterpret_cast<qd::Pool*>(pool);
+    qd::Pool& threads = qd::pool_of(pool);
     qd::Attention attention{*kernels, threads, *model, requests, num_requests, 0, {}, {}, {}};
     attention.run(qkv, out);
   } catch (const std::bad_alloc&) {

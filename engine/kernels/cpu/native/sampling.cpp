@@ -10,8 +10,6 @@
 namespace qd {
 namespace {
 
-Pool& pool_of(qd_pool* pool) { return *reinterpret_cast<Pool*>(pool); }
-
 bool is_sound(const qd_logits& logits) {
   return logits.num_rows >= 0 && logits.size > 0 && logits.stride >= logits.size &&
          (logits.values != nullptr || logits.num_rows == 0);
@@ -69,9 +67,9 @@ float penalised(float value, int64_t outputs, const qd_penalties& by) {
 
 using namespace qd;
 
-int64_t qd_sampling_bytes(const qd_pool* pool, int32_t size) {
+int64_t qd_sampling_bytes(qd_pool* pool, int32_t size) {
   if (size <= 0) return QD_BAD_VALUE;
-  return num_threads(*reinterpret_cast<const Pool*>(pool)) * draw_scratch_bytes(size);
+  return num_threads(pool_of(pool)) * draw_scratch_bytes(size);
 }
 
 int32_t qd_greatest(qd_pool* pool, const char* isa, const qd_logits* logits, float* best,
