@@ -63,7 +63,7 @@ class CpuModel(LoadedModel):
         self._cache = parts.cache
         self._vocab_size = parts.config.vocab_size
         self._writer = StepWriter(parts.max_positions, has_window=parts.cache.num_window_blocks > 0)
-        self._logits = torch.empty(0, self._vocab_size)
+        self._logits = torch.empty(0, self._vocab_size, dtype=torch.float32)
         model = ModelWriter(
             parts.config, parts.layers, parts.embedding, parts.cache, parts.max_positions
         )
@@ -117,7 +117,7 @@ class CpuModel(LoadedModel):
     def _room(self, num_rows: int) -> Tensor:
         """Return memory for so many rows of logits."""
         if num_rows > self._logits.shape[0]:
-            found = torch.empty(num_rows, self._vocab_size)
+            found = torch.empty(num_rows, self._vocab_size, dtype=torch.float32)
             if num_rows > _KEPT_ROWS:
                 return found
             self._logits = found

@@ -73,7 +73,7 @@ class CpuSampling(SamplingKernels):
     def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return the best value and its first index."""
         described, kept = _described(logits, rows)
-        values = torch.empty(described.num_rows)
+        values = torch.empty(described.num_rows, dtype=torch.float32)
         ids = torch.empty(described.num_rows, dtype=torch.long)
         self._run(self._library.qd_greatest, described, values.data_ptr(), ids.data_ptr())
         del kept
@@ -82,7 +82,7 @@ class CpuSampling(SamplingKernels):
     def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """Draw by temperature, min-p, top-k and top-p, without sorting the vocabulary."""
         described, _ = _described(logits, None)
-        values = torch.empty(described.num_rows)
+        values = torch.empty(described.num_rows, dtype=torch.float32)
         ids = torch.empty(described.num_rows, dtype=torch.long)
         self._run(
             self._library.qd_draw,
@@ -97,7 +97,7 @@ class CpuSampling(SamplingKernels):
     def log_softmax(self, logits: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Return log probabilities."""
         described, kept = _described(logits, rows)
-        out = torch.empty(described.num_rows, described.size)
+        out = torch.empty(described.num_rows, described.size, dtype=torch.float32)
         self._run(self._library.qd_log_softmax, described, out.data_ptr())
         del kept
         return out
@@ -107,7 +107,7 @@ class CpuSampling(SamplingKernels):
         described, _ = _described(values, None)
         if not 0 < num <= described.size:
             raise ValueError(f"{num} of {described.size} values")
-        found = torch.empty(described.num_rows, num)
+        found = torch.empty(described.num_rows, num, dtype=torch.float32)
         ids = torch.empty(described.num_rows, num, dtype=torch.long)
         room = self._room(described.size)
         self._run(self._library.qd_best, described, num, room, found.data_ptr(), ids.data_ptr())

@@ -303,6 +303,26 @@ def test_a_whole_batch_of_everything_is_sampled_as_in_plain_python(kernels, seed
     assert again == sampled[::-1]
 
 
+def test_results_are_float32_whatever_torch_makes_by_default(kernels):
+    logits = random_logits(5, 3, 300)
+    given = draws(3)
+
+    def everything() -> list[Tensor]:
+        drawn, _ = kernels.draw(logits.clone(), given)
+        found, _ = kernels.best(logits, 7)
+        return [kernels.greatest(logits)[0], drawn, kernels.log_softmax(logits), found]
+
+    wanted = everything()
+    torch.set_default_dtype(torch.float64)  # a program's choice; a smaller one would be overrun
+    try:
+        results = everything()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+    assert all(torch.equal(*pair) for pair in zip(results, wanted, strict=True))
+    assert {result.dtype for result in results} == {torch.float32}
+
+
 def test_rows_may_lie_apart_in_memory(kernels):
     wide = random_logits(4, 6, 700)
     logits = wide[::2, :300]
