@@ -222,6 +222,19 @@ def test_a_flat_row_is_cut_exactly_and_by_index(kernels):
     assert 1900 < by_rank.max() < 2000
 
 
+@pytest.mark.parametrize("size", [8, 64, 2048])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 4096}, {"top_p": 0.9999999}, {"top_p": 0.5}])
+def test_a_share_or_a_number_that_is_met_exactly_goes_no_further(kernels, size, fields):
+    kept = size // 2 if fields.get("top_p") == 0.5 else size  # 1 each: all sums are exact
+    given = draws(kept, **fields)
+    given.uniform[:] = torch.arange(kept) / kept
+    given.uniform[-1] = 1.0 - 2.0**-52  # the last that is kept
+
+    _, ids = kernels.draw(torch.zeros(kept, size), given)
+
+    assert ids.tolist() == list(range(kept))
+
+
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-52])
 @pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.99999}, {"min_p": 1e-6}])
 def test_a_token_without_weight_is_never_drawn(kernels, uniform, fields):
