@@ -156,7 +156,7 @@ def test_logprobs_are_those_from_before_the_rules():
 
 def test_lists_of_other_requests_are_never_mistaken_for_ones_own():
     sampler = Sampler()
-    for at in range(600):  # of which most have the address of one before
+    for at in range(600):  # more lists than are ever held
         logits = torch.tensor([BEST_FIRST])
         row = a_row(allowed_token_ids=(at % 6, 5), logit_bias=((at % 5, 1.0),))
         assert sampler.sample(logits, [row])[0].token_id == at % 6
