@@ -72,11 +72,16 @@ QD_INLINE void rotate_head(const float* rotary, int half, Head& head) {
 }
 
 // A value that is no finite number would reach rows that may not see it: zero times it is not zero.
-// (Such a token's key is no number either; its scores tell the rows that do see it.)
-QD_INLINE void make_finite(int size, Head& head) {
+// So it becomes one, and false is returned where that was needed.
+QD_INLINE bool make_finite(int size, Head& head) {
   const F most = vec::set(kLargestValue), least = vec::set(-kLargestValue);
-  for (int i = 0; i < size; i += kLanes)
-    vec::store(head.at + i, vec::min(vec::max(vec::load(head.at + i), least), most));
+  F none = vec::zero();
+  for (int i = 0; i < size; i += kLanes) {
+    const F x = vec::load(head.at + i);
+    none = vec::fma(x, vec::zero(), none);
+    vec::store(head.at + i, vec::min(vec::max(x, least), most));
+  }
+  return vec::sum(none) == 0.0f;
 }
 
 QD_INLINE void round_to_bf16(const Head& head, int padded_dim, uint16_t* out) {
@@ -222,8 +227,8 @@ void store_token(const AttentionLayer& layer, int row, int position, int block) 
   const int64_t bytes = query_bytes(layer.cache_dtype, size);
   const float* from = layer.qkv + row * layer.qkv_stride;
   const float* rotary = layer.rotary + static_cast<int64_t>(row) * layer.rotary_dim;
-  uint8_t* queries = layer.queries + row * layer.num_heads * bytes;
-  Head head;
+  uint8_t* queries = layer.queries + static_cast<int64_t>(row) * layer.num_heads * bytes;
+  Head head, value;
   for (int h = 0; h < layer.num_heads; ++h, from += size) {
     load_head(from, size, head);
     if (layer.query_norm.weight) norm_head(layer.query_norm, size, head);
@@ -236,10 +241,11 @@ void store_token(const AttentionLayer& layer, int row, int position, int block) 
     load_head(from, size, head);
     if (layer.key_norm.weight) norm_head(layer.key_norm, size, head);
     rotate_head(rotary, half, head);
+    load_head(values, size, value);
+    // by its scores, the rows that see the token are no numbers either
+    if (!make_finite(size, value)) head.at[0] = NAN;
     store_key(layer, head, slot);
-    load_head(values, size, head);
-    make_finite(size, head);
-    store_value(layer, head, slot);
+    store_value(layer, value, slot);
   }
 }
 

@@ -1,6 +1,7 @@
 """A whole step of a small random model: the right logits, the same bits in any company."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -158,6 +159,24 @@ def test_bits_do_not_depend_on_company_chunks_or_threads(isa, format_, cache_dty
     np.testing.assert_array_equal(batched[9:49], alone)
     pieces = [chunks[0], chunks[1][9:], chunks[2][:31], chunks[3]]
     np.testing.assert_array_equal(np.concatenate(pieces), alone)
+
+
+@every_isa
+@pytest.mark.parametrize("cache_dtype", [0, 1], ids=["kv-bf16", "kv-int8"])
+def test_a_context_split_over_threads_gives_the_same_bits(isa, cache_dtype):
+    # blocks of one position, as pieces are counted in tiles: four of them in a short context
+    shape = Shape(cache_dtype=cache_dtype, window=50, block_size=1, num_blocks=120)
+    tokens, blocks = tokens_of(4, 120), list(range(120))[::-1]
+    steps = [
+        [Rows(tokens[start:end], blocks, start)]
+        for start, end in pairwise([0, 60, 90, 100, 119, 120])
+    ]
+    with Pool(1) as one, Pool(3) as three:
+        alone = np.concatenate(forward(make_model(shape), one, isa, steps))
+        split = np.concatenate(forward(make_model(shape), three, isa, steps))
+
+    np.testing.assert_array_equal(split, alone)
+    assert error_of(split, logits_of(make_model(shape), tokens)) < 0.01
 
 
 @every_isa
