@@ -14,11 +14,11 @@
 namespace qd {
 
 constexpr int kTileSlots = kLanes;                     // a lane of a vector for each
-constexpr int kPieceTiles = kPieceKeys / kTileSlots;   // tiles of one piece of the context
+constexpr int kPieceTiles = kPieceSlots / kTileSlots;  // tiles of one piece of the context
 constexpr int kMaxTileRows = 12;                       // query rows that are computed together
 constexpr int kTaskRows = 48;                          // query rows of a task, and tokens at most
 constexpr int kMaxHeadDim = 512;                       // beyond, sums of int8 products overflow
-constexpr int kPieceStride = kPieceKeys + kTileSlots;  // of scores; no power of two, for the L1
+constexpr int kPieceStride = kPieceSlots + kTileSlots;  // of scores; no power of two, for the L1
 
 struct CacheLayout {
   int tiles;                 // of a block

@@ -10,7 +10,7 @@ namespace qd {
 constexpr int kPanel = 32;      // output channels of a panel
 constexpr int kInterleave = 6;  // rows whose inputs lie interleaved
 constexpr int kLanes = 16;      // floats of a vector
-constexpr int kPieceKeys = 512;   // keys of one piece of attention; pieces begin at its multiples
+constexpr int kPieceSlots = 512;  // of one piece of attention; partial tiles have fewer keys
 constexpr int kLowRankRows = 4;   // of a LoRA product that are computed together
 constexpr int kWeightBlock = 64;  // neighbours that are summed up first when a token is drawn
 

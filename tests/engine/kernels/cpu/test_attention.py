@@ -1,5 +1,6 @@
 """Paged attention on every instruction set that runs here, over a cache full of no numbers."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -49,6 +50,23 @@ def test_contexts_of_several_pieces_are_the_same_split_over_threads(isa, cache_d
 
     assert torch.equal(found, together)
     check_mixing(split, context, found)
+
+
+@every_isa
+@every_cache
+def test_rows_that_end_with_a_piece_are_not_changed_by_the_next(isa, cache_dtype):
+    # blocks of one position: a piece has 32 of them; all scores are far below zero
+    shape = Shape(num_heads=3, num_kv_heads=1, block_size=1, window=40, cache_dtype=cache_dtype)
+    context = context_of(shape, 80, 1)
+    context.qkv[:, : -shape.head_dim].abs_()[:, -shape.head_dim :].neg_()
+    stage, one = (Stage(replace(shape, rotary_dim=0), NUM_BLOCKS, isa) for _ in range(2))
+
+    # a task has 16 tokens: those from 21 on end in two pieces
+    found = torch.cat([stage.run([(context, start, end)])[0] for start, end in ((0, 5), (5, 80))])
+
+    check_mixing(stage, context, found)
+    alone = [one.run([(context, at, at + 1)])[0] for at in range(80)]
+    assert torch.equal(torch.cat(alone), found)
 
 
 @every_isa

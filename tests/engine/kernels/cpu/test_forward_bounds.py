@@ -160,6 +160,21 @@ def test_window_blocks_before_the_window_may_be_anything(model, engine):
     np.testing.assert_array_equal(step.logits, wanted.logits)
 
 
+def test_window_blocks_are_counted_by_themselves(model, pool):
+    structure = model.structure()
+    structure.num_window_blocks = 4
+    handle = create(structure, pool.handle, max_tokens=MAX_TOKENS)
+    step = TinyStep(model, [Rows([4, 5], [2, 3, 4], 38)])
+    try:
+        assert library().qd_forward(handle, step.structure) == BAD_VALUE
+
+        window_blocks = np.array([-1, 3, 2], np.int32)
+        step.requests[0].window_blocks = window_blocks.ctypes.data
+        assert library().qd_forward(handle, step.structure) == OK
+    finally:
+        library().qd_engine_destroy(handle)
+
+
 def test_no_sampled_rows_are_no_error(model, engine):
     step = sound_step(model)
     step.structure.num_sampled, step.structure.logits = 0, None
