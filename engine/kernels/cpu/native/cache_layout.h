@@ -17,7 +17,7 @@ constexpr int kTileSlots = kLanes;                     // a lane of a vector for
 constexpr int kPieceTiles = kPieceSlots / kTileSlots;  // tiles of one piece of the context
 constexpr int kMaxTileRows = 12;                       // query rows that are computed together
 constexpr int kTaskRows = 48;                          // query rows of a task, and tokens at most
-constexpr int kMaxHeadDim = 512;                       // beyond, sums of int8 products overflow
+constexpr int kMaxHeadDim = 512;                       // int8 sums are exact floats up to twice it
 constexpr int kPieceStride = kPieceSlots + kTileSlots;  // of scores; no power of two, for the L1
 
 struct CacheLayout {
