@@ -12,6 +12,7 @@ import torch
 from engine.checkpoint.checkpoint import Checkpoint, CheckpointError
 from engine.config import EngineConfig
 from engine.core.batch import ConfigError, Progress
+from engine.core.canary import PROMPT_LENGTH
 from engine.core.kernel_choice import KernelChoice
 from engine.core.kv_cache import CacheSize, allocate_cache, plain_block_bytes
 from engine.core.memory import allocate
@@ -21,7 +22,7 @@ from engine.kernels.cpu.adapters import CpuAdapterKernels
 from engine.kernels.cpu.build import CpuCache
 from engine.kernels.cpu.library import Pool
 from engine.kernels.cpu.loading import CpuWeightLoader
-from engine.kernels.cpu.model import CpuModel, CpuParts, cache_block_bytes
+from engine.kernels.cpu.model import MOST_TOKENS, CpuModel, CpuParts, cache_block_bytes
 from engine.kernels.cpu.quantization import QuantizationChoice, choose_quantization
 from engine.kernels.cpu.weight_cache import WeightCache
 from engine.kernels.model import KernelFacts, LoadedModel, WeightsSize
@@ -139,7 +140,11 @@ class TensorSource(ModelSource):
 
 
 class CpuSource(ModelSource):
-    """For the C++ kernels."""
+    """For the C++ kernels.
+
+    Raises:
+        ConfigError: threads cannot be made, or steps would be too large.
+    """
 
     def __init__(self, config: EngineConfig, choice: KernelChoice, checkpoint: Checkpoint) -> None:
         super().__init__(config, choice)
@@ -148,6 +153,7 @@ class CpuSource(ModelSource):
             self._pool = Pool(self._num_threads)
         except MemoryError as error:
             raise ConfigError(str(error)) from error
+        self._max_tokens = _most_rows(config)
         self._kv_dtype = "bfloat16" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
         self._quantization = _quantization(config, checkpoint)
         model = checkpoint.config
@@ -172,8 +178,8 @@ class CpuSource(ModelSource):
             cache=cache,
             pool=self._pool,
             max_positions=size.max_model_len,
-            max_tokens=self.config.max_num_batched_tokens + self.config.speculative_tokens,
-            max_requests=self.config.max_num_seqs,
+            max_tokens=self._max_tokens,
+            max_requests=min(self.config.max_num_seqs, self._max_tokens),
         )
         try:
             return CpuModel(parts, facts, _size_of(weights))
@@ -225,6 +231,22 @@ class CpuSource(ModelSource):
             num_blocks=size.num_blocks,
             num_window_blocks=size.num_window_blocks,
         )
+
+
+def _most_rows(config: EngineConfig) -> int:
+    """Return how many rows a step may have.
+
+    Raises:
+        ConfigError: the kernels do not take as many.
+    """
+    # the engine's own steps may be larger than what requests get
+    budget = max(config.max_num_batched_tokens, PROMPT_LENGTH)
+    if budget + config.speculative_tokens > MOST_TOKENS:
+        raise ConfigError(
+            f"max_num_batched_tokens is {budget}; with speculative_tokens the cpu kernels take "
+            f"{MOST_TOKENS} at most"
+        )
+    return budget + config.speculative_tokens
 
 
 def _size_of(weights: Weights) -> WeightsSize:

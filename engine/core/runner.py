@@ -182,9 +182,10 @@ class TorchRunner:
         progress("kernels", 2, 2)
 
     def _warm_up(self, progress: Progress) -> None:
-        """Run prompts of a few lengths."""
+        """Run prompts of a few lengths, none longer than what a step may have."""
         size = self._size()
-        lengths = [length for length in _WARM_UP_ROWS if length <= size.max_model_len]
+        longest = min(size.max_model_len, self._config.max_num_batched_tokens)
+        lengths = [length for length in _WARM_UP_ROWS if length <= longest]
         progress("warm_up", 0, len(lengths) + 1)
         for done, length in enumerate(lengths, start=1):
             progress("warm_up", done, len(lengths) + 1)

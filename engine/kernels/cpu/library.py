@@ -70,14 +70,19 @@ class Pool:
 
     def __init__(self, num_threads: int) -> None:
         self.num_threads = num_threads
-        self.handle: int | None = library().qd_pool_create(num_threads)
+        self.handle: int | None = None
+        self._pid = os.getpid()
+        self.handle = library().qd_pool_create(num_threads)
         if self.handle is None:
             raise MemoryError(f"{num_threads} threads could not be made")
 
     def close(self) -> None:
-        """End the threads; idempotent. Nothing may use the pool any longer."""
+        """End the threads; idempotent. Nothing may use the pool any longer.
+
+        A forked process has none of them, and would wait for them without end.
+        """
         handle, self.handle = self.handle, None
-        if handle is not None:
+        if handle is not None and os.getpid() == self._pid:
             library().qd_pool_destroy(handle)
 
     def __enter__(self) -> Self:

@@ -22,6 +22,8 @@ from engine.kernels.model import (
 from engine.layers.linear import StepAdapters
 from engine.models.decoder import DecoderParts
 
+MOST_TOKENS = 1 << 18
+"""Most rows that a step of `qd_engine_create` may have."""
 _KEPT_ROWS = 64
 """Rows of logits whose memory is kept between steps: prompt scores need more now and then."""
 

@@ -4,11 +4,14 @@ import errno
 from pathlib import Path
 
 import pytest
+import torch
 
 from engine.core import memory
 from engine.core.batch import ConfigError, ModelRunner
+from engine.core.canary import NUM_TOKENS, canary_tokens
 from engine.core.runner import TorchRunner
 from engine.kernels.cpu import loading
+from engine.core.scheduler import make_scheduler
 from engine.kernels.cpu.library import instruction_sets
 from engine.wire.messages import SamplingParams
 from tests.engine.models.harness import engine_config, make_runner, share
@@ -103,6 +106,20 @@ def test_released_weights_come_back_with_the_same_text(tiny_model_path, level):
     assert generate(runner) == before
 
 
+@pytest.mark.parametrize("kernels", ["cpu", "reference"])
+@pytest.mark.parametrize("budget", [1, 3, 32])
+def test_a_small_token_budget_is_enough_for_the_steps_of_the_engine_itself(
+    tiny_model_path, budget, kernels
+):
+    fields = {"max_num_batched_tokens": budget, "max_num_seqs": 1, "kernels": kernels}
+    config = engine_config(tiny_model_path, **fields)
+    runner = TorchRunner(config)
+
+    facts = runner.load(lambda *_: None)
+
+    assert len(canary_tokens(runner, make_scheduler(config, facts), facts.vocab_size)) == NUM_TOKENS
+
+
 def test_an_explicit_context_length_is_kept(tiny_model_path):
     runner = TorchRunner(engine_config(tiny_model_path, max_model_len=100))
 
@@ -131,6 +148,8 @@ def test_the_cache_limits_the_context_when_nothing_was_asked(tiny_model_path):
         ({"block_size": 0}, "block_size"),
         ({"num_threads": 0}, "num_threads must be from 1"),
         ({"num_threads": 10**6}, "num_threads must be from 1"),
+        ({"max_num_batched_tokens": (1 << 18) + 1}, "max_num_batched_tokens"),
+        ({"max_num_batched_tokens": (1 << 32) + 512}, "max_num_batched_tokens"),
         ({"model": "/nowhere/at/all"}, "does not exist"),
     ],
 )
@@ -140,6 +159,15 @@ def test_what_can_never_work_is_a_configuration_error(tiny_model_path, fields, r
 
     with pytest.raises(ConfigError, match=reason):
         runner.load(lambda *_: None)
+
+
+def test_threads_that_cannot_be_made_are_a_configuration_error(tiny_model_path):
+    before = torch.get_num_threads()
+    try:
+        with pytest.raises(ConfigError, match="1025 threads"):
+            TorchRunner(engine_config(tiny_model_path, num_threads=1025)).load(lambda *_: None)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_weights_that_contradict_the_configuration_are_a_configuration_error(tmp_path):

@@ -98,7 +98,8 @@ bool has_sound_adapters(const Engine& engine, const qd_step& step) {
   if (step.num_adapters > 0) memset(engine.scratch.has_adapter, 0, step.num_tokens);
   for (int i = 0; i < step.num_adapters; ++i) {
     const qd_adapter_rows& adapter = step.adapters[i];
-    if (adapter.num_rows < 0 || !are_within(adapter.rows, adapter.num_rows, step.num_tokens) ||
+    if (adapter.num_rows < 0 || adapter.num_rows > step.num_tokens ||
+        !are_within(adapter.rows, adapter.num_rows, step.num_tokens) ||
         !has_rows_of_its_own(adapter, engine.scratch.has_adapter) ||
         !has_sound_lists(engine, adapter))
       return false;
