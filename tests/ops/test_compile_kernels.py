@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from ops.compile_kernels import ROOT, Build, CompileError, compile_library
+from ops.compile_kernels import (
+    ROOT,
+    SOURCES,
+    Build,
+    CompileError,
+    compile_library,
+    header_files,
+)
 
 WITHOUT_COMPILER = {"CXX": "no-such-compiler"}
 SOURCE = """\
@@ -140,6 +148,27 @@ def test_the_build_that_is_watched_ends_the_run_at_an_access_out_of_bounds(
 
     assert read(63).stdout == "0\n"
     assert "heap-buffer-overflow" in read(64).stderr
+
+
+@pytest.mark.parametrize("source", sorted(SOURCES.glob("isa_*.cpp")), ids=lambda path: path.stem)
+def test_code_for_one_instruction_set_alone_has_no_functions_that_others_share(source: Path):
+    """The linker would merge them, and may keep those that some processors cannot run."""
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    assert compiler is not None
+    text = subprocess.run(
+        [compiler, "-E", "-std=c++17", str(source)], capture_output=True, text=True, check=True
+    ).stdout
+    begins = r"^#pragma (?:GCC push_options|clang attribute push)"
+    ends = r"^#pragma (?:GCC pop_options|clang attribute pop)"
+    inside = re.findall(f"{begins}.*?(?={ends})", text, re.DOTALL | re.MULTILINE)
+    within = {
+        Path(name).name
+        for part in inside
+        for name in re.findall(r'^# \d+ "([^"]+)"', part, re.MULTILINE)
+    }
+    ours = within & {path.name for path in header_files() if path.suffix == ".h"}
+
+    assert ours <= {"candidates.h", "vec_avx2.h", "vec_avx512.h"}  # static ones
 
 
 def test_without_a_compiler_one_reads_what_to_install(

@@ -1,5 +1,5 @@
 // Kernels for AVX2 with FMA and F16C (Haswell, Zen 1 and later).
-#include "kernels.h"
+#include "cache_layout.h"  // not within the target: its functions have external linkage
 #if defined(__x86_64__)
 #define QD_TABLE kernels_avx2
 #define QD_NAME "avx2"

@@ -1,6 +1,6 @@
 // Kernels for AVX2 with AVX-VNNI, the same instruction in its shorter registers (Alder Lake, Sierra
 // Forest, Zen 5 and later).
-#include "kernels.h"
+#include "cache_layout.h"  // not within the target: its functions have external linkage
 #if defined(__x86_64__)
 #define QD_HAS_AVX_VNNI
 #define QD_TABLE kernels_avx2_vnni

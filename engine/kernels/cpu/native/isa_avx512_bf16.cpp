@@ -1,5 +1,5 @@
 // Kernels for AVX-512 with VNNI and BF16 (Zen 4 and later, Cooper Lake, Sapphire Rapids).
-#include "kernels.h"
+#include "cache_layout.h"  // not within the target: its functions have external linkage
 #if defined(__x86_64__)
 #define QD_HAS_BF16
 #define QD_TABLE kernels_avx512_bf16

@@ -1,5 +1,5 @@
 // Kernels for AVX-512 with VNNI alone (Cascade Lake, Ice Lake, Tiger Lake).
-#include "kernels.h"
+#include "cache_layout.h"  // not within the target: its functions have external linkage
 #if defined(__x86_64__)
 #define QD_TABLE kernels_avx512
 #define QD_NAME "avx512-vnni"

@@ -109,6 +109,7 @@ BAD_STEPS = {
     "negative number of adapters": ("structure.num_adapters", -1),
     "adapters nowhere": ("structure.adapters", None),
     "negative number of adapter rows": ("adapters[0].num_rows", -1),
+    "more adapter rows than the step has": ("adapters[0].num_rows", 1 << 40),
     "adapter rows nowhere": ("adapters[0].rows", None),
     "adapter without lists": ("adapters[0].lists", None),
     "adapter row beyond the step": ("rows_of_adapters[0][0]", 5),

@@ -1,7 +1,11 @@
 """The pool of threads: each item once, in every region, however many threads there are."""
 
+import contextlib
 import ctypes
+import gc
 import os
+import signal
+import sys
 import time
 from ctypes import c_int32, c_int64, c_void_p
 
@@ -10,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.kernels.cpu.library import Pool, library
+from engine.kernels.cpu import library as library_module
+from engine.kernels.cpu.library import NoLibraryError, Pool, library
 
 MOST_THREADS = 1024
 every_size = pytest.mark.parametrize("threads", [1, 2, 3, 8])
@@ -122,3 +127,43 @@ def test_a_process_may_fork_while_threads_sleep_or_wait():
 def test_destroying_no_pool_is_harmless():
     destroy = library().qd_pool_destroy
     assert destroy(ctypes.c_void_p(None)) is None
+
+
+def test_a_forked_process_ends_though_it_has_a_pool_without_threads():
+    with Pool(3) as pool:
+        count(pool, 50, 20)
+        time.sleep(0.05)  # all sleep
+        child = os.fork()
+        if child == 0:
+            pool.close()
+            os._exit(7)
+        assert exit_code(child, patience_s=10) == 7
+
+
+def exit_code(child: int, patience_s: float) -> int | None:
+    """Return the exit code of a process; None: it had to be killed."""
+    end_s = time.monotonic() + patience_s
+    while time.monotonic() < end_s:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def test_a_pool_that_could_not_be_made_is_collected_in_silence(monkeypatch):
+    def missing() -> None:
+        raise NoLibraryError("it was not built")
+
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    monkeypatch.setattr(library_module, "library", missing)
+    pool = Pool.__new__(Pool)
+    with contextlib.suppress(NoLibraryError):
+        pool.__init__(2)
+    del pool
+    gc.collect()
+
+    assert not said
