@@ -147,7 +147,8 @@ QD_EXPORT int32_t qd_abi_version(void);
 // Names of the instruction sets that this build has, best first; NULL beyond the last.
 QD_EXPORT const char* qd_isa_name(int32_t index);
 QD_EXPORT int32_t qd_isa_runs_here(int32_t index);
-// `threads` counts the caller, which works too. NULL: no memory, or no thread could be made.
+// `threads` counts the caller, which works too. NULL: no memory, no thread could be made, or the
+// number makes no sense.
 QD_EXPORT qd_pool* qd_pool_create(int32_t threads);
 QD_EXPORT void qd_pool_destroy(qd_pool* pool);
 

@@ -42,7 +42,7 @@ struct Scratch {
   uint8_t* queries;
   int32_t *positions, *blocks, *window_blocks;  // of each row
   uint8_t* has_adapter;                         // of each row, while a step is checked
-  Rows row_of_thread;                           // one row of any width
+  Rows row_of_thread;                           // one row of the residual stream
   Rows attention_of_thread, low_rank_of_thread;
 };
 

@@ -12,9 +12,9 @@ namespace qd {
 
 struct Pool;
 
-// Runs `body(context, item)` for each item in [0, items), on all threads of the pool; returns when
-// all are done. Items that neighbour each other mostly go to one thread. With one item, or one
-// thread, the caller does it all. One thread at a time may call this.
+// Runs `body(context, item, thread)` for each item in [0, items), on all threads of the pool;
+// returns when all are done. Items that neighbour each other mostly go to one thread. With one
+// item, or one thread, the caller does it all. One thread at a time may call this.
 void parallel(Pool& pool, int items, void (*body)(void* context, int item, int thread),
               void* context);
 

@@ -81,6 +81,7 @@ BAD_STEPS = {
     "no tokens": ("structure.num_tokens", 0),
     "more tokens than the engine takes": ("structure.num_tokens", MAX_TOKENS + 1),
     "fewer tokens than rows": ("structure.num_tokens", 4),
+    "more tokens than rows": ("structure.num_requests", 1),
     "no token ids": ("structure.token_ids", None),
     "no requests": ("structure.num_requests", 0),
     "more requests than the engine takes": ("structure.num_requests", MAX_REQUESTS + 1),
@@ -98,6 +99,7 @@ BAD_STEPS = {
     "negative number of blocks": ("requests[1].num_blocks", -1),
     "blocks nowhere": ("requests[0].blocks", None),
     "window blocks nowhere": ("requests[0].window_blocks", None),
+    "window blocks nowhere, behind the first": ("requests[1].window_blocks", None),
     "block beyond the cache": ("blocks[0][0]", SHAPE.num_blocks),
     "negative block": ("blocks[1][1]", -1),
     "sampled row beyond the step": ("sampled[4]", 5),
@@ -136,6 +138,31 @@ def test_a_bad_step_is_refused_and_nothing_computed(model, engine, what):
     assert engine.run(step) == BAD_VALUE
 
     assert np.isnan(step.logits).all()
+
+
+def test_sound_steps_that_are_larger_than_the_engine_are_refused(model, engine):
+    fits = TinyStep(model, [Rows([1] * MAX_TOKENS, [0, 1, 2])])
+    too_long = TinyStep(model, [Rows([1] * (MAX_TOKENS + 1), [0, 1, 2])])
+    too_long.structure.num_sampled = 1
+    too_many = TinyStep(model, [Rows([1], [at]) for at in range(MAX_REQUESTS + 1)])
+    too_much_wanted = TinyStep(model, [Rows([1], [0])])
+    sampled = np.zeros(MAX_TOKENS + 1, np.int32)
+    logits = np.full((sampled.size, SHAPE.vocab), np.nan, np.float32)
+    too_much_wanted.structure.num_sampled = sampled.size
+    too_much_wanted.structure.sampled_rows = sampled.ctypes.data
+    too_much_wanted.structure.logits = logits.ctypes.data
+
+    assert engine.run(fits) == OK
+    for step in (too_long, too_many, too_much_wanted):
+        assert engine.run(step) == BAD_VALUE
+
+
+def test_a_last_request_without_rows_is_refused(model, engine):
+    step = sound_step(model)
+    step.requests[0].num_rows = 5
+    step.requests[1].first_row, step.requests[1].num_rows = 5, 0
+
+    assert engine.run(step) == BAD_VALUE
 
 
 def test_a_row_of_two_adapters_is_refused(model, engine):
@@ -184,6 +211,13 @@ def test_no_sampled_rows_are_no_error(model, engine):
 
 
 BAD_MODELS: dict[str, Callable[[Model], None]] = {
+    "layers nowhere": lambda m: setattr(m, "layers", None),
+    "blocks of no positions": lambda m: setattr(m, "block_size", 0),
+    "blocks of too many positions": lambda m: setattr(m, "block_size", 1 << 30),
+    "no blocks": lambda m: setattr(m, "num_blocks", 0),
+    "no key-value heads": lambda m: setattr(m, "num_kv_heads", 0),
+    "epsilon that is no number": lambda m: setattr(m.final_norm, "epsilon", float("nan")),
+    "epsilon of a norm that may be missing": lambda m: _set_query_norm(m, -1.0),
     "no layers": lambda m: setattr(m, "num_layers", 0),
     "hidden size of nothing": lambda m: setattr(m, "hidden_size", 0),
     "hidden size beyond the weights": lambda m: setattr(m, "hidden_size", SHAPE.hidden + 2),
@@ -207,6 +241,10 @@ BAD_MODELS: dict[str, Callable[[Model], None]] = {
     "cache off its alignment": lambda m: setattr(m.layers[0], "cache", m.layers[0].cache + 4),
     "weights off their alignment": lambda m: setattr(_first(m), "panels", _first(m).panels + 16),
     "weights nowhere": lambda m: setattr(_first(m), "panels", None),
+    "segment of other inputs": lambda m: setattr(_first(m), "width", 98),
+    "fewer inputs than the hidden size": lambda m: _set_width(m, 64),
+    "inputs that are no whole groups": lambda m: _set_width(m, 97),
+    "segment without rows": lambda m: _empty_first_segment(m),
     "weights of other inputs": lambda m: setattr(m.layers[0].qkv, "width", 64),
     "format of other inputs": lambda m: setattr(_first(m), "format", 1),
     "unknown format": lambda m: setattr(_first(m), "format", 9),
@@ -220,6 +258,20 @@ def _first(model: Model) -> Any:
     return model.layers[0].qkv.segments[0]
 
 
+def _set_width(model: Model, width: int) -> None:
+    model.layers[0].qkv.width = _first(model).width = width
+
+
+def _set_query_norm(model: Model, epsilon: float) -> None:
+    norm = model.layers[0].query_norm
+    norm.weight, norm.epsilon = model.final_norm.weight, epsilon
+
+
+def _empty_first_segment(model: Model) -> None:
+    first, second = model.embedding.segments[:2]
+    first.rows, second.first_column, second.rows = 0, 0, SHAPE.vocab
+
+
 @pytest.mark.parametrize("what", BAD_MODELS)
 def test_a_model_that_makes_no_sense_is_refused(pool, what):
     tiny = make_model(SHAPE)
@@ -227,6 +279,17 @@ def test_a_model_that_makes_no_sense_is_refused(pool, what):
     BAD_MODELS[what](structure)
 
     assert create(structure, pool.handle) is None
+
+
+def test_heads_larger_than_the_kernels_hold_are_refused(pool):
+    largest, larger = (
+        make_model(Shape(num_heads=1, num_kv_heads=1, head_dim=size)) for size in (512, 514)
+    )
+
+    engine = create(largest.structure(), pool.handle)
+    assert engine is not None
+    library().qd_engine_destroy(engine)
+    assert create(larger.structure(), pool.handle) is None
 
 
 @pytest.mark.parametrize(
