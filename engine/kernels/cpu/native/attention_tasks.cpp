@@ -7,6 +7,7 @@ namespace qd {
 namespace {
 
 constexpr int kTasksPerThread = 4;  // so that one slow task at the end costs little
+constexpr int64_t kMostPartials = int64_t{8} << 20;  // floats of a step; what needs more is not cut
 
 // Neighbouring tokens of one request, for all key-value heads.
 struct Chunk {
@@ -14,6 +15,7 @@ struct Chunk {
   int first_row, num_tokens, position;
   int first_piece, num_pieces;
   int64_t keys;  // that its tokens see, together
+  int step;      // neighbouring pieces that one task takes
 };
 
 int64_t keys_seen(const AttentionCut& cut, int position, int num_tokens) {
@@ -34,6 +36,7 @@ Chunk make_chunk(const AttentionCut& cut, const qd_request& request, int offset,
   chunk.first_piece = piece_of(first, cut.block_size);
   chunk.num_pieces = piece_of(last, cut.block_size) - chunk.first_piece + 1;
   chunk.keys = keys_seen(cut, chunk.position, num_tokens);
+  chunk.step = chunk.num_pieces;
   return chunk;
 }
 
@@ -49,8 +52,8 @@ std::vector<Chunk> cut_requests(const AttentionCut& cut, const qd_request* reque
   return chunks;
 }
 
-// How many neighbouring pieces of a chunk one task takes: all, unless it would then be a large
-// share of the step.
+// How many neighbouring pieces of a chunk one task should take: all, unless it would then be a
+// large share of the step.
 int pieces_per_task(const AttentionCut& cut, const Chunk& chunk, int64_t all_keys) {
   const int64_t share = all_keys * cut.num_kv_heads / (kTasksPerThread * cut.num_threads);
   if (cut.num_threads == 1 || chunk.keys <= share) return chunk.num_pieces;
@@ -71,20 +74,35 @@ struct Planner {
     return chunk.num_tokens * group * part_floats(cut.head_dim);
   }
 
-  // The tasks of a chunk that is cut into `step` pieces each, their parts beginning at `partial`.
-  void split(const Chunk& chunk, int step, float* partial) {
+  // Says how chunks are cut; returns the floats that their parts need.
+  int64_t cut_chunks(std::vector<Chunk>& chunks) const {
+    int64_t keys = 0, floats = 0;
+    for (const Chunk& chunk : chunks) keys += chunk.keys;
+    for (Chunk& chunk : chunks) {
+      const int step = pieces_per_task(cut, chunk, keys);
+      const int64_t needed = floats_of_piece(chunk) * chunk.num_pieces * cut.num_kv_heads;
+      if (step == chunk.num_pieces || floats + needed > kMostPartials) continue;
+      chunk.step = step;
+      floats += needed;
+    }
+    return floats;
+  }
+
+  // The tasks of a chunk that is cut, their parts beginning at `partial`; returns where they end.
+  float* split(const Chunk& chunk, float* partial) {
     const int64_t floats = floats_of_piece(chunk);
     for (int head = 0; head < cut.num_kv_heads; ++head, partial += floats * chunk.num_pieces) {
       AttentionTask task = make_task(chunk, head);
       task.partial = partial;
       plan.combines.push_back(task);
-      for (int piece = 0; piece < chunk.num_pieces; piece += step) {
+      for (int piece = 0; piece < chunk.num_pieces; piece += chunk.step) {
         task.first_piece = chunk.first_piece + piece;
-        task.num_pieces = std::min(step, chunk.num_pieces - piece);
+        task.num_pieces = std::min(chunk.step, chunk.num_pieces - piece);
         task.partial = partial + floats * piece;
         plan.tasks.push_back(task);
       }
     }
+    return partial;
   }
 
   void keep(const Chunk& chunk) {
@@ -97,25 +115,18 @@ struct Planner {
 
 void plan_attention(const AttentionCut& cut, const qd_request* requests, int num_requests,
                     AttentionPlan& plan) {
-  const std::vector<Chunk> chunks = cut_requests(cut, requests, num_requests);
+  std::vector<Chunk> chunks = cut_requests(cut, requests, num_requests);
   plan.tasks.clear();
   plan.combines.clear();
   Planner planner{cut, plan};
-  int64_t all_keys = 0, floats = 0;
-  for (const Chunk& chunk : chunks) all_keys += chunk.keys;
-  for (const Chunk& chunk : chunks)
-    if (pieces_per_task(cut, chunk, all_keys) < chunk.num_pieces)
-      floats += planner.floats_of_piece(chunk) * chunk.num_pieces * cut.num_kv_heads;
+  const int64_t floats = planner.cut_chunks(chunks);
   if (plan.partials.size() < static_cast<size_t>(floats)) plan.partials.resize(floats);
   float* partial = plan.partials.data();
   for (const Chunk& chunk : chunks) {
-    const int step = pieces_per_task(cut, chunk, all_keys);
-    if (step == chunk.num_pieces) {
+    if (chunk.step == chunk.num_pieces)
       planner.keep(chunk);
-      continue;
-    }
-    planner.split(chunk, step, partial);
-    partial += planner.floats_of_piece(chunk) * chunk.num_pieces * cut.num_kv_heads;
+    else
+      partial = planner.split(chunk, partial);
   }
 }
 
