@@ -4,24 +4,26 @@ Engines share it, also while they write to it: a file appears whole, under a nam
 in it, and is never changed. Nothing that goes wrong here keeps an engine from starting.
 """
 
-import errno
 import hashlib
 import logging
-import mmap
 import os
-import struct
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-import torch
 from torch import Tensor
 
 from engine.kernels.cpu.content_hash import ContentHashes
 from engine.kernels.cpu.own_files import ForeignFileError, check_own, open_own
+from engine.kernels.cpu.weight_file import (
+    AtWork,
+    CachedBlock,
+    UselessFileError,
+    data_offset,
+    read_block,
+    write_block,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -29,41 +31,13 @@ _SUFFIX = ".weights"
 _UNFINISHED = ".unfinished-"
 _UNFINISHED_S = 3600.0
 """A file that was not finished, and not written to for so long, is of a process that died."""
-_MAGIC = b"QDPACK01"
-_PREFIX = struct.Struct("<8sIQ16s")
-"""Magic, bytes of the header, bytes of the weights, checksum of the header."""
-_CHECKSUM_BYTES = 16
-_MAX_HEADER_BYTES = 64 << 20
-_PAGE_BYTES = 4096
-_WRITE_BYTES = 32 << 20
 _KEY_CHARACTERS = 40
 _OURS = "[0-9a-f]" * _KEY_CHARACTERS + _SUFFIX
 """A person may have named this directory: what else is in it is not ours to remove."""
-_MADV_POPULATE_READ = 22  # Linux 5.14; Python does not name it
-_POPULATE_BYTES = 64 << 20
-"""Python holds its lock while the system reads, which stops all threads: so much at a time."""
-_UNREADABLE = (errno.EFAULT, errno.EIO, 133)  # 133: EHWPOISON, which Python does not name
-
-
-@dataclass(frozen=True, slots=True)
-class CachedBlock:
-    """What a file holds."""
-
-    header: bytes
-    block: Tensor
-    """uint8, a mapping that other engines share; ends with its last view."""
-
-
-AtWork = Callable[[], None]
-"""Called after each piece of what takes long, so that an engine can say that it lives."""
 
 
 def _nothing() -> None:
     """Stand in for `AtWork`."""
-
-
-class _UselessFileError(Exception):
-    """A file of the cache cannot be used; says why."""
 
 
 class WeightCache:
@@ -103,13 +77,13 @@ class WeightCache:
         self._missed[key] = _inode(path)
         try:
             with open_own(path) as file:
-                found = _read(file, at_work)
+                found = read_block(file, at_work)
                 # the time of last use; fails on a read-only file system, where nothing is removed
                 with suppress(OSError):
                     os.utime(file.fileno())
         except FileNotFoundError:
             return None
-        except (OSError, ForeignFileError, _UselessFileError) as error:
+        except (OSError, ForeignFileError, UselessFileError) as error:
             logger.warning("cached weights %s are not used: %s", path.name, error)
             return None
         return found
@@ -119,7 +93,7 @@ class WeightCache:
 
         Those that another engine stored since `load` looked stay: then both have the same pages.
         """
-        num_bytes = _data_offset(len(header)) + block.nbytes
+        num_bytes = data_offset(len(header)) + block.nbytes
         if num_bytes > self._max_bytes:
             logger.info(
                 "weights of %d bytes are not cached, the cache may hold %d",
@@ -159,7 +133,7 @@ class WeightCache:
         try:
             with open(descriptor, "wb", buffering=0) as file:  # noqa: PTH123
                 check_own(descriptor)  # else `load` would refuse it, at every start
-                _write(file, header, block, at_work)
+                write_block(file, header, block, at_work)
             if self._is_stored(key):
                 Path(name).unlink()
                 return
@@ -218,87 +192,9 @@ def _unfinished_of(path: Path) -> str:
     return f"{_UNFINISHED}{path.stem}-"
 
 
-def _read(file: BinaryIO, at_work: AtWork) -> CachedBlock:
-    prefix = file.read(_PREFIX.size)
-    if len(prefix) < _PREFIX.size:
-        raise _UselessFileError("it is truncated")
-    magic, header_bytes, num_bytes, checksum = _PREFIX.unpack(prefix)
-    if magic != _MAGIC:
-        raise _UselessFileError("it is of another version")
-    if header_bytes > _MAX_HEADER_BYTES:
-        raise _UselessFileError("it is corrupt")
-    header = file.read(header_bytes)
-    if _checksum(header) != checksum:
-        raise _UselessFileError("it is corrupt")
-    start = _data_offset(header_bytes)
-    if os.fstat(file.fileno()).st_size != start + num_bytes:
-        raise _UselessFileError("it is truncated")
-    return CachedBlock(header, _mapped(file, start, num_bytes, at_work))
-
-
-def _mapped(file: BinaryIO, start: int, num_bytes: int, at_work: AtWork) -> Tensor:
-    # private and writable, because torch wants memory that it could write to; nobody does, so all
-    # engines have the same pages
-    pages = mmap.mmap(
-        file.fileno(),
-        start + num_bytes,
-        flags=mmap.MAP_PRIVATE,
-        prot=mmap.PROT_READ | mmap.PROT_WRITE,
-    )
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # systems without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    _populate(pages, at_work)
-    return torch.frombuffer(pages, dtype=torch.uint8, offset=start, count=num_bytes)
-
-
-def _populate(pages: mmap.mmap, at_work: AtWork) -> None:
-    """Bring all pages in. A disk that cannot read one shows here, later it would end the process.
-
-    Raises:
-        _UselessFileError: one cannot be read.
-    """
-    for first in range(0, len(pages), _POPULATE_BYTES):
-        size = min(_POPULATE_BYTES, len(pages) - first)
-        try:
-            pages.madvise(_MADV_POPULATE_READ, first, size)
-        except OSError as error:
-            if error.errno in _UNREADABLE:
-                raise _UselessFileError("it cannot be read whole") from error
-            return  # older systems: pages come when they are read
-        at_work()
-
-
-def _write(file: BinaryIO, header: bytes, block: Tensor, at_work: AtWork) -> None:
-    start = _data_offset(len(header))
-    prefix = _PREFIX.pack(_MAGIC, len(header), block.nbytes, _checksum(header)) + header
-    # a full disk shows before anything is written
-    os.posix_fallocate(file.fileno(), 0, start + block.nbytes)
-    _write_fully(file, memoryview(prefix.ljust(start, b"\0")))
-    content = block.numpy().data
-    for first in range(0, len(content), _WRITE_BYTES):
-        _write_fully(file, content[first : first + _WRITE_BYTES])
-        os.fdatasync(file.fileno())  # now, for at the end it would take long at a stretch
-        at_work()
-    os.fsync(file.fileno())
-
-
-def _write_fully(file: BinaryIO, content: memoryview) -> None:
-    while len(content):
-        content = content[file.write(content) :]
-
-
 def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _data_offset(header_bytes: int) -> int:
-    return -(-(_PREFIX.size + header_bytes) // _PAGE_BYTES) * _PAGE_BYTES
-
-
-def _checksum(header: bytes) -> bytes:
-    return hashlib.blake2b(header, digest_size=_CHECKSUM_BYTES).digest()

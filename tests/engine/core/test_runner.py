@@ -4,14 +4,13 @@ import errno
 from pathlib import Path
 
 import pytest
-import torch
 
-from engine.core import memory
+from engine.core import memory, model_source
 from engine.core.batch import ConfigError, ModelRunner
 from engine.core.canary import NUM_TOKENS, canary_tokens
 from engine.core.runner import TorchRunner
-from engine.kernels.cpu import loading
 from engine.core.scheduler import make_scheduler
+from engine.kernels.cpu import loading
 from engine.kernels.cpu.library import instruction_sets
 from engine.wire.messages import SamplingParams
 from tests.engine.models.harness import engine_config, make_runner, share
@@ -161,13 +160,14 @@ def test_what_can_never_work_is_a_configuration_error(tiny_model_path, fields, r
         runner.load(lambda *_: None)
 
 
-def test_threads_that_cannot_be_made_are_a_configuration_error(tiny_model_path):
-    before = torch.get_num_threads()
-    try:
-        with pytest.raises(ConfigError, match="1025 threads"):
-            TorchRunner(engine_config(tiny_model_path, num_threads=1025)).load(lambda *_: None)
-    finally:
-        torch.set_num_threads(before)
+def test_threads_that_cannot_be_made_are_a_configuration_error(tiny_model_path, monkeypatch):
+    def no_threads(count: int) -> None:
+        raise MemoryError(f"{count} threads could not be made")
+
+    monkeypatch.setattr(model_source, "Pool", no_threads)
+
+    with pytest.raises(ConfigError, match="threads could not be made"):
+        TorchRunner(engine_config(tiny_model_path)).load(lambda *_: None)
 
 
 def test_weights_that_contradict_the_configuration_are_a_configuration_error(tmp_path):

@@ -16,11 +16,12 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from engine.kernels.cpu import content_hash, weight_cache
+from engine.kernels.cpu import content_hash, weight_file
 from engine.kernels.cpu.content_hash import ContentHashes
 from engine.kernels.cpu.loading import CpuWeightLoader
 from engine.kernels.cpu.quantization import choose_quantization
-from engine.kernels.cpu.weight_cache import CachedBlock, WeightCache
+from engine.kernels.cpu.weight_cache import WeightCache
+from engine.kernels.cpu.weight_file import CachedBlock
 from engine.models.parameters import Weights
 from engine.models.registry import family_of
 from tests.engine.checkpoint.gguf_files import write_gguf
@@ -335,16 +336,16 @@ def test_pages_that_cannot_be_read_do_not_end_the_process(tmp_path: Path):
         pages = mmap.mmap(stream.fileno(), 1 << 20, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     os.truncate(file, 0)  # to the reader, what a bad sector is
 
-    with pytest.raises(weight_cache._UselessFileError, match="cannot be read whole"):
-        weight_cache._populate(pages, lambda: None)
+    with pytest.raises(weight_file.UselessFileError, match="cannot be read whole"):
+        weight_file.populate(pages, lambda: None)
 
 
 def test_all_that_takes_long_says_that_it_goes_on(
     model: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cache, seen = WeightCache(cache_dir, GIB), []
-    monkeypatch.setattr(weight_cache, "_WRITE_BYTES", 4096)
-    monkeypatch.setattr(weight_cache, "_POPULATE_BYTES", 4096)
+    monkeypatch.setattr(weight_file, "_WRITE_BYTES", 4096)
+    monkeypatch.setattr(weight_file, "_POPULATE_BYTES", 4096)
     monkeypatch.setattr(content_hash, "_READ_BYTES", 4096)
 
     cache.key([model], b"layout", lambda: seen.append("key"))
