@@ -63,7 +63,7 @@ def describe() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / GIB, 1),
-        "kernel": platform.release(),
+        "kernel": platform.release().split("-")[0],
         "load": os.getloadavg()[0],
     }
 

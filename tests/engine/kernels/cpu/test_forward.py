@@ -17,6 +17,7 @@ from tests.engine.kernels.cpu.tiny_engine import (
     Shape,
     TinyEngine,
     TinyModel,
+    TinyStep,
     make_model,
 )
 from tests.engine.kernels.cpu.tiny_oracle import logits_of
@@ -159,6 +160,32 @@ def test_bits_do_not_depend_on_company_chunks_or_threads(isa, format_, cache_dty
     np.testing.assert_array_equal(batched[9:49], alone)
     pieces = [chunks[0], chunks[1][9:], chunks[2][:31], chunks[3]]
     np.testing.assert_array_equal(np.concatenate(pieces), alone)
+
+
+@every_isa
+@pytest.mark.parametrize("shape", [PLAIN, RICH], ids=["plain", "rich"])
+@pytest.mark.parametrize(
+    "rows",
+    [[28], [0, 5, 6, 20], list(range(8, 29)), [20, 3, 11], [4, 4], []],
+    ids=["last", "some", "end", "unordered", "twice", "none"],
+)
+def test_rows_that_are_sampled_have_the_same_bits_whichever_others_are(isa, shape, rows, pool):
+    first, second = Rows(tokens_of(4, 20), [3, 8]), Rows(tokens_of(5, 9), [1])
+    after = [Rows(tokens_of(6, 1), [3, 8], 20), Rows(tokens_of(7, 3), [1], 9)]
+    wanted, wanted_after = forward(make_model(shape), pool, isa, [[first, second], after])
+    model = make_model(shape)
+    engine = TinyEngine(model, pool, isa)
+    step = TinyStep(model, [first, second])
+    sampled = np.array(rows, np.int32)
+    step.structure.sampled_rows, step.structure.num_sampled = sampled.ctypes.data, len(rows)
+
+    assert engine.run(step) == 0
+    found_after = engine.forward(after)
+
+    engine.close()
+    np.testing.assert_array_equal(step.logits[: len(rows)], wanted[rows])
+    assert np.isnan(step.logits[len(rows) :]).all()
+    np.testing.assert_array_equal(found_after, wanted_after)
 
 
 @every_isa
