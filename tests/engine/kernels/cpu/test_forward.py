@@ -166,7 +166,7 @@ def test_bits_do_not_depend_on_company_chunks_or_threads(isa, format_, cache_dty
 @pytest.mark.parametrize("shape", [PLAIN, RICH], ids=["plain", "rich"])
 @pytest.mark.parametrize(
     "rows",
-    [[28], [0, 5, 6, 20], list(range(8, 29)), [20, 3, 11], [4, 4], []],
+    [[28], [0, 5, 6, 20], list(range(8, 29)), [20, 0, 11], [4, 4], []],
     ids=["last", "some", "end", "unordered", "twice", "none"],
 )
 def test_rows_that_are_sampled_have_the_same_bits_whichever_others_are(isa, shape, rows, pool):
