@@ -84,7 +84,7 @@ class Likeness:
     """Continuations that are the same to the end."""
     of: int
     share: float
-    """Tokens before the first that differs, the average."""
+    """Of their tokens, how many come before the first that differs; the average."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ namespace qd {
 namespace {
 
 constexpr int kTasksPerThread = 8;  // so that one slow task at the end costs little
-constexpr int64_t kMostPartials = int64_t{8} << 20;  // floats of a step; what needs more is not cut
+constexpr int64_t kMostPartials = int64_t{8} << 20;  // floats of a plan; what needs more is not cut
 
 // Neighbouring tokens of one request, for all key-value heads.
 struct Chunk {

@@ -88,7 +88,6 @@ def test_bf16_texts_are_float32s_as_often_as_those_of_torch(smollm2_path: Path):
 
     # most differences are near ties, so both counts vary by their square root
     assert ours.same >= torchs.same - torchs.same**0.5
-    assert ours.share >= torchs.share - 0.1
 
 
 def test_texts_are_compared_up_to_the_first_token_that_differs():
