@@ -4,12 +4,15 @@ import itertools
 import os
 import signal
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.integration.appliance_process import ApplianceProcess, wait_until
 from tests.integration.otlp_sink import OtlpSink
@@ -19,6 +22,8 @@ pytestmark = pytest.mark.process
 TRACED = ("AddRequest", "AbortRequests", "EngineOutputs", "UtilityCall", "UtilityReply")
 ALIVE = ("gateway-0", "gateway-1", "supervisor", "e1")
 """Processes that live through the whole test; e0 is killed."""
+REFUSALS = ("no route", "its queue is full")
+UNTOLD_S = 0.3
 WORKERS = 8
 
 Counts = dict[tuple[str, str], float]
@@ -108,14 +113,26 @@ def operate(appliance: ApplianceProcess) -> None:
 
 
 def kill_engine(appliance: ApplianceProcess) -> None:
+    """Kill one while nobody can be told for a moment: requests are sent to it and refused."""
     before = appliance.engine("e0")
-    os.kill(before["pid"], signal.SIGKILL)
+    with held(appliance.process.pid):
+        os.kill(before["pid"], signal.SIGKILL)
+        time.sleep(UNTOLD_S)
 
     def is_back() -> bool:
         now = appliance.engine("e0")
         return now["epoch"] > before["epoch"] and now["state"] == "ready"
 
     wait_until(is_back, 40, "e0 is back")
+
+
+@contextmanager
+def held(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 # ---------------------------------------------------------------- what is claimed
@@ -129,12 +146,19 @@ def counted(appliance: ApplianceProcess, metric: str) -> Counts:
 
 
 def exported(sink: OtlpSink, kind: str) -> Counts:
+    """Spans of messages that a socket took or gave: one that it refused has its span, too."""
     found = Counter(
         (resource["quarterdeck.process"], span.name.removeprefix(f"{kind} "))
         for resource, span in list(sink.spans)
-        if span.name.startswith(f"{kind} ")
+        if span.name.startswith(f"{kind} ") and not was_refused(span)
     )
     return {key: float(found[key]) for key in itertools.product(ALIVE, TRACED)}
+
+
+def was_refused(span: Span) -> bool:
+    """Say whether no socket took it: its engine was gone and not yet known to be."""
+    errors = {a.value.string_value for a in span.attributes if a.key == "error.type"}
+    return not errors.isdisjoint(REFUSALS)
 
 
 def assert_every_message_has_its_spans(appliance: ApplianceProcess, sink: OtlpSink) -> None:
@@ -221,6 +245,7 @@ def prove_completeness(appliance: ApplianceProcess, sink: OtlpSink, count: int) 
     kill_engine(appliance)
     second.join()
     assert_every_message_has_its_spans(appliance, sink)
+    assert any(was_refused(span) for _, span in sink.spans)
 
     traces = stored(appliance)
     assert len(traces) >= min(count, 1000)
