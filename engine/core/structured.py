@@ -58,6 +58,9 @@ class GrammarCompiler:
     ) -> None:
         self._bridge = TokenizerBridge(checkpoint_tokenizer, vocab_size, eos_token_ids)
         self._trials: GrammarTrials | None = None
+        self._trials_lock = threading.Lock()
+        """Of the process and of what it is made from; held while they are built."""
+        self._is_closed = False
         self._timeout_s = timeout_s
         self._tokenizer_timeout_s = tokenizer_timeout_s
         self._on_ready = on_ready
@@ -101,34 +104,48 @@ class GrammarCompiler:
         """Give back the memory of what is kept: live requests keep theirs."""
         with self._lock:
             self._kept.clear()
-        self._bridge.clear()
         self._end_trials()
 
     def close(self) -> None:
         """End the threads and the process."""
+        self._is_closed = True
         self._pool.close()
         self._masks.close()
         self._end_trials()
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         """Compile what a process of its own was able to compile."""
-        self._bridge.tokenizer()  # may take long: not under the lock
-        with self._lock:
-            if self._trials is None:
-                self._trials = GrammarTrials(self._bridge.take_state())
-            trials = self._trials
-        try:
-            trials.run(grammar, self._timeout_s)
-        except OSError:
-            self.clear()  # all is built again for the next one
-            raise
-        return compile_grammar(self._bridge, grammar)
+        while True:
+            trials = self._ready_trials()
+            try:
+                trials.run(grammar, self._timeout_s)
+            except OSError:
+                if self._is_closed or self._end_trials(trials):
+                    raise
+                continue  # it did not die: `clear` ended it
+            return compile_grammar(self._bridge, grammar)
 
-    def _end_trials(self) -> None:
-        with self._lock:
-            trials, self._trials = self._trials, None
+    def _ready_trials(self) -> GrammarTrials:
+        with self._trials_lock:
+            if self._trials is None:
+                try:
+                    self._trials = GrammarTrials(self._bridge.take_state())
+                except OSError:
+                    self._bridge.clear()  # the state is gone
+                    raise
+            return self._trials
+
+    def _end_trials(self, only: GrammarTrials | None = None) -> bool:
+        """End the process, or only this one; return whether it was there. All is built again."""
+        with self._trials_lock:
+            trials = self._trials
+            if only is not None and trials is not only:
+                return False
+            self._trials = None
+            self._bridge.clear()
         if trials is not None:
             trials.close()
+        return trials is not None
 
     def _known(self, key: bytes) -> Compilation | None:
         if key in self._kept:

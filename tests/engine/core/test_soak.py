@@ -250,7 +250,7 @@ def soak(tmp_path: Path, model: Path, count: int) -> Soak:
     print(f"{third >> 20} MiB after a third, {growth / 2**20:+.1f} MiB at the end")
     assert bench.adapter_leases() == 0
     assert growth < MAX_GROWTH_BYTES
-    assert accounts.preemptions > count // 50
+    assert accounts.preemptions >= count // 100
     assert counts.cached_tokens > count
     assert counts.accepted_tokens > 0
     assert set(bench.reasons) == {str(reason) for reason in FinishReason}

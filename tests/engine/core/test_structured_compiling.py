@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -311,6 +312,17 @@ def test_clear_gives_back_what_is_kept_and_live_requests_go_on(compiler: Compile
 
     assert compiler.schema({"type": "null"}).is_ready
     assert compiler.grammars.num_kept == 1
+
+
+@pytest.mark.process
+def test_grammars_that_are_compiled_while_all_is_given_back_lose_nothing(compiler: Compiler):
+    for turn in range(8):
+        wanted = [compiler.start(regex(f"a{turn}b{number}")) for number in range(4)]
+        time.sleep(0.02 * turn)  # before, while and after the process starts
+        compiler.grammars.clear()
+        for progress in wanted:
+            compiler.wait(progress)
+        assert [progress.fault for progress in wanted] == [None] * 4
 
 
 def test_close_ends_all_threads():
