@@ -4,6 +4,7 @@ Applied in this order, each row by its own rules alone.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -67,8 +68,8 @@ class LogitRules:
 
     def _without_number(self, logits: Tensor, rows: list[int]) -> list[int]:
         """Return the rows whose best logit is no finite number."""
-        finite: list[bool] = self._kernels.greatest(logits, rows)[0].isfinite().tolist()
-        return [at for at, is_finite in zip(rows, finite, strict=True) if not is_finite]
+        best, _ = self._kernels.greatest(logits, rows)
+        return [at for at, value in zip(rows, best, strict=True) if not math.isfinite(value)]
 
     def _limit(self, logits: Tensor, rows: Sequence[SampleRow]) -> dict[int, str]:
         """Forbid by allowed tokens, grammar and bad words."""

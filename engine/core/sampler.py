@@ -7,6 +7,7 @@ penalties, greedy, temperature, min-p, top-k, top-p, draw.
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Sequence
 
@@ -72,10 +73,9 @@ class Sampler:
             best, ids = self._kernels.draw(logits, batch.draws(numbers, logits.device))
         else:
             best, ids = self._kernels.greatest(logits)
-        finite: list[bool] = best.isfinite().tolist()
-        sampled = [Sampled(token_id) for token_id in ids.tolist()]
-        for at, is_finite in enumerate(finite):
-            if not is_finite or at in faults:
+        sampled = [Sampled(token_id) for token_id in ids]
+        for at, value in enumerate(best):
+            if not math.isfinite(value) or at in faults:
                 sampled[at] = Sampled(None, fault=faults.get(at, NO_NUMBER))
         return sampled
 

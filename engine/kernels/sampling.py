@@ -42,6 +42,10 @@ class PenaltyFactors:
     presence: float
 
 
+Chosen = tuple[list[float], list[int]]
+"""Of each row the best value, and a token: plain numbers, whatever device they come from."""
+
+
 class SamplingKernels(ABC):
     """Operations on `[rows, vocab]` float32 logits; each row alone, the same bits in any company.
 
@@ -49,11 +53,11 @@ class SamplingKernels(ABC):
     """
 
     @abstractmethod
-    def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> Chosen:
         """Return the best value and its first index of each row, or of these rows."""
 
     @abstractmethod
-    def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, draws: Draws) -> Chosen:
         """Return as `greatest`, but of random rows an index that was drawn.
 
         Weights are `exp((logit - best) / temperature)`. What weighs less than `min_p` is out, then

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling import Draws, PenaltyFactors, Said, SamplingKernels
+from engine.kernels.sampling import Chosen, Draws, PenaltyFactors, Said, SamplingKernels
 
 _CANDIDATES = (256, 4096)
 """Tokens looked at first for top-k and top-p; a full sort of the vocabulary is rarely needed."""
@@ -22,18 +22,18 @@ _LOWEST = float("-inf")
 class TorchSampling(SamplingKernels):
     """See `SamplingKernels`."""
 
-    def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> Chosen:
         """Return value and index of each row's maximum."""
         values, ids = _chosen(logits, rows).max(dim=-1)
-        return values, ids
+        return values.tolist(), ids.tolist()
 
-    def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, draws: Draws) -> Chosen:
         """Draw by temperature, min-p, top-k and top-p."""
         best_values, ids = logits.max(dim=-1)
         random = (draws.temperature > 0).nonzero().squeeze(1)
         if random.numel():
             ids[random] = _draw(some_rows(logits, random), _columns(draws, random))
-        return best_values, ids
+        return best_values.tolist(), ids.tolist()
 
     def log_softmax(self, logits: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Return log probabilities."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.cpu.library import OK, Pool, library
-from engine.kernels.sampling import Draws, PenaltyFactors, Said, SamplingKernels
+from engine.kernels.sampling import Chosen, Draws, PenaltyFactors, Said, SamplingKernels
 
 _MATRIX = 2
 
@@ -70,29 +70,27 @@ class CpuSampling(SamplingKernels):
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_size = 0
 
-    def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    def greatest(self, logits: Tensor, rows: Sequence[int] | None = None) -> Chosen:
         """Return the best value and its first index."""
         described, kept = _described(logits, rows)
-        values = torch.empty(described.num_rows, dtype=torch.float32)
-        ids = torch.empty(described.num_rows, dtype=torch.long)
-        self._run(self._library.qd_greatest, described, values.data_ptr(), ids.data_ptr())
+        values, ids = _room_for_choices(described.num_rows)
+        self._run(self._library.qd_greatest, described, _address(values), _address(ids))
         del kept
-        return values, ids
+        return values.tolist(), ids.tolist()
 
-    def draw(self, logits: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def draw(self, logits: Tensor, draws: Draws) -> Chosen:
         """Draw by temperature, min-p, top-k and top-p, without sorting the vocabulary."""
         described, _ = _described(logits, None)
-        values = torch.empty(described.num_rows, dtype=torch.float32)
-        ids = torch.empty(described.num_rows, dtype=torch.long)
+        values, ids = _room_for_choices(described.num_rows)
         self._run(
             self._library.qd_draw,
             described,
             _draws(draws, described.num_rows),
             self._room(described.size),
-            values.data_ptr(),
-            ids.data_ptr(),
+            _address(values),
+            _address(ids),
         )
-        return values, ids
+        return values.tolist(), ids.tolist()
 
     def log_softmax(self, logits: Tensor, rows: Sequence[int] | None = None) -> Tensor:
         """Return log probabilities."""
@@ -124,9 +122,7 @@ class CpuSampling(SamplingKernels):
                 raise ValueError("a mask is contiguous int32")
             pointers.append(mask.data_ptr())
             counts.append(mask.numel())
-        self._run(
-            self._library.qd_forbid, described, pointers.buffer_info()[0], counts.buffer_info()[0]
-        )
+        self._run(self._library.qd_forbid, described, _address(pointers), _address(counts))
         del kept
 
     def penalise(self, row: Tensor, said: Said, factors: PenaltyFactors) -> None:
@@ -172,16 +168,26 @@ def _described(logits: Tensor, rows: Sequence[int] | None) -> "tuple[_Logits, ar
     """
     if logits.dtype is not torch.float32 or logits.dim() != _MATRIX or logits.is_cuda:
         raise ValueError(f"logits are a float32 matrix, got {logits.dtype}, {list(logits.shape)}")
-    num_rows, size = logits.shape
-    stride = logits.stride(0) if num_rows > 1 else size
-    if logits.stride(1) != 1 or stride < size:
+    (num_rows, size), (stride, step) = logits.shape, logits.stride()
+    if num_rows <= 1:
+        stride = size
+    if step != 1 or stride < size:
         raise ValueError(f"logits lie row by row, got strides {logits.stride()}")
     if rows is None:
         return _Logits(logits.data_ptr(), None, stride, num_rows, size), None
     if rows and not 0 <= min(rows) <= max(rows) < num_rows:
         raise ValueError(f"rows {min(rows)} to {max(rows)} of {num_rows}")
     chosen = array("i", rows)
-    return _Logits(logits.data_ptr(), chosen.buffer_info()[0], stride, len(rows), size), chosen
+    return _Logits(logits.data_ptr(), _address(chosen), stride, len(rows), size), chosen
+
+
+def _room_for_choices(num_rows: int) -> "tuple[array[float], array[int]]":
+    """Return float32 and int64 for each row; arrays, because tensors take longer to make."""
+    return array("f", bytes(4 * num_rows)), array("q", bytes(8 * num_rows))
+
+
+def _address(numbers: "array[float] | array[int]") -> int:
+    return numbers.buffer_info()[0]
 
 
 def _draws(draws: Draws, num_rows: int) -> _Draws:

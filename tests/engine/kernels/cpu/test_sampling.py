@@ -1,6 +1,7 @@
 """Sampling in C++ against a full sort, torch and probabilities, on every instruction set here."""
 
 import math
+import operator
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch import Tensor
 from engine.core.sampler import Sampler
 from engine.kernels.cpu.library import Pool, instruction_sets
 from engine.kernels.cpu.sampling import CpuSampling
-from engine.kernels.sampling import Draws, PenaltyFactors, Said
+from engine.kernels.sampling import Chosen, Draws, PenaltyFactors, Said
 from engine.kernels.torch_sampling import TorchSampling
 from tests.engine.core.sample_rows import choose, random_row
 
@@ -83,8 +84,8 @@ def test_the_best_token_is_the_first_of_the_greatest(kernels, seed, size, rows):
     values, ids = kernels.greatest(logits)
 
     wanted = logits.max(dim=-1)
-    assert torch.equal(values, wanted.values)
-    assert ids.tolist() == [row.tolist().index(row.max().item()) for row in logits]
+    assert values == wanted.values.tolist()
+    assert ids == [row.tolist().index(row.max().item()) for row in logits]
     assert torch.equal(logits, before)
 
 
@@ -98,7 +99,7 @@ def test_one_value_that_is_no_number_is_seen_wherever_it_is(kernels, size):
         drawn, drawn_ids = kernels.draw(logits.clone(), draws(3, top_p=0.5))
 
         for found, tokens in ((values, ids), (drawn, drawn_ids)):
-            assert found.isfinite().tolist() == [True, False, True]
+            assert list(map(math.isfinite, found)) == [True, False, True]
             assert 0 <= tokens[1] < size
 
 
@@ -109,7 +110,7 @@ def test_rows_without_a_finite_best_are_left_to_the_caller(kernels, value):
 
     values, ids = kernels.draw(logits, draws(2))
 
-    assert values.tolist() == [value, 1.0]
+    assert values == [value, 1.0]
     assert ids[1] == 7
     assert 0 <= ids[0] < 100
 
@@ -119,8 +120,8 @@ def test_chosen_rows_are_looked_at_alone(kernels):
 
     values, ids = kernels.greatest(logits, [4, 1])
 
-    assert torch.equal(values, logits[[4, 1]].amax(dim=-1))
-    assert torch.equal(ids, logits[[4, 1]].argmax(dim=-1))
+    assert values == logits[[4, 1]].amax(dim=-1).tolist()
+    assert ids == logits[[4, 1]].argmax(dim=-1).tolist()
     assert torch.equal(kernels.log_softmax(logits, [4, 1]), kernels.log_softmax(logits)[[4, 1]])
 
 
@@ -168,10 +169,10 @@ def test_drawn_tokens_are_those_of_a_full_sort(
     values, ids = kernels.draw(logits.clone(), given)
 
     wanted = [sorted_draw(row, given, at) for at, row in enumerate(logits)]
-    assert torch.equal(values, logits.amax(dim=-1))
+    assert values == logits.amax(dim=-1).tolist()
     wrong = [at for at, token_id in enumerate(wanted) if ids[at] != token_id]
     assert len(wrong) <= (0 if top_k == 1 else 1)  # a borderline is rare
-    assert logits.gather(1, ids.unsqueeze(1)).isfinite().all()
+    assert logits.gather(1, torch.tensor(ids).unsqueeze(1)).isfinite().all()
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_frequencies_are_the_probabilities_of_what_is_kept(kernels, fields, kept
 
     _, ids = kernels.draw(logits, draws(20_000, 5, **fields))
 
-    counts, total = Counter(ids.tolist()), sum(kept.values())
+    counts, total = Counter(ids), sum(kept.values())
     assert set(counts) == {order[rank] for rank in kept}
     for rank, share in kept.items():
         assert counts[order[rank]] / 20_000 == pytest.approx(share / total, abs=0.015)
@@ -209,7 +210,7 @@ def test_many_tokens_are_drawn_as_often_as_they_should(kernels, fields):
     _, ids = kernels.draw(logits.clone(), given)
 
     _, wanted = ORACLE.draw(logits, given)
-    assert (ids != wanted).sum() <= 4
+    assert sum(map(operator.ne, ids, wanted)) <= 4
 
 
 def test_a_flat_row_is_cut_exactly_and_by_index(kernels):
@@ -218,8 +219,8 @@ def test_a_flat_row_is_cut_exactly_and_by_index(kernels):
     _, by_mass = kernels.draw(logits.clone(), draws(300, top_p=0.9))
     _, by_rank = kernels.draw(logits.clone(), draws(300, top_k=2000))
 
-    assert 2600 < by_mass.max() < 2700
-    assert 1900 < by_rank.max() < 2000
+    assert 2600 < max(by_mass) < 2700
+    assert 1900 < max(by_rank) < 2000
 
 
 @pytest.mark.parametrize("size", [8, 64, 2048])
@@ -232,7 +233,7 @@ def test_a_share_or_a_number_that_is_met_exactly_goes_no_further(kernels, size, 
 
     _, ids = kernels.draw(torch.zeros(kept, size), given)
 
-    assert ids.tolist() == list(range(kept))
+    assert ids == list(range(kept))
 
 
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2.0**-52])
@@ -320,20 +321,20 @@ def test_results_are_float32_whatever_torch_makes_by_default(kernels):
     logits = random_logits(5, 3, 300)
     given = draws(3)
 
-    def everything() -> list[Tensor]:
-        drawn, _ = kernels.draw(logits.clone(), given)
-        found, _ = kernels.best(logits, 7)
-        return [kernels.greatest(logits)[0], drawn, kernels.log_softmax(logits), found]
+    def everything() -> tuple[list[Tensor], list[Chosen]]:
+        tensors = [kernels.log_softmax(logits), kernels.best(logits, 7)[0]]
+        return tensors, [kernels.greatest(logits), kernels.draw(logits.clone(), given)]
 
-    wanted = everything()
+    wanted, chosen = everything()
     torch.set_default_dtype(torch.float64)  # a program's choice; a smaller one would be overrun
     try:
-        results = everything()
+        results, chosen_again = everything()
     finally:
         torch.set_default_dtype(torch.float32)
 
     assert all(torch.equal(*pair) for pair in zip(results, wanted, strict=True))
     assert {result.dtype for result in results} == {torch.float32}
+    assert chosen_again == chosen
 
 
 def test_rows_may_lie_apart_in_memory(kernels):
@@ -342,8 +343,8 @@ def test_rows_may_lie_apart_in_memory(kernels):
 
     values, ids = kernels.greatest(logits)
 
-    assert torch.equal(values, logits.amax(dim=-1))
-    assert torch.equal(ids, logits.argmax(dim=-1))
+    assert values == logits.amax(dim=-1).tolist()
+    assert ids == logits.argmax(dim=-1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -395,6 +396,4 @@ def test_nothing_computes_once_the_threads_have_ended():
 
 
 def test_no_rows_have_no_tokens(kernels):
-    values, ids = kernels.greatest(torch.zeros(0, 5))
-
-    assert values.shape == ids.shape == (0,)
+    assert kernels.greatest(torch.zeros(0, 5)) == ([], [])
