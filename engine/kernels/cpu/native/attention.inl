@@ -43,9 +43,10 @@ struct Bf16Kv {
                        rows.scores + tile * kTileSlots);
   }
 
+  template <int R>
   static void weigh(const Piece& piece, const Seen& seen, float* scores, uint8_t* weights,
-                    RowSums& sums) {
-    weigh_bf16(seen, piece.lanes, scores, weights, sums);
+                    RowSums* sums) {
+    weigh_bf16<R>(seen, piece.lanes, scores, weights, sums);
   }
 
   template <int R>
@@ -78,9 +79,10 @@ struct Int8Kv {
                        rows.scores + tile * kTileSlots);
   }
 
+  template <int R>
   static void weigh(const Piece& piece, const Seen& seen, float* scores, uint8_t* weights,
-                    RowSums& sums) {
-    weigh_int8(seen, piece.lanes, piece.value_scales, scores, weights, sums);
+                    RowSums* sums) {
+    weigh_int8<R>(seen, piece.lanes, piece.value_scales, scores, weights, sums);
   }
 
   template <int R>
@@ -222,26 +224,43 @@ struct Attention {
   template <int R>
   void compute_rows(int index) {
     Kv::template score<R>(layer, piece, rows);
-    for (int r = 0; r < rows.num_rows; ++r) weigh_row(r);
+    for (int r = 0; r < rows.num_rows;) r += weigh_some(r);
     for (int r = rows.num_rows; r < R; ++r) rows.sums[r] = {};
     Kv::template mix<R>({rows.weights, piece.values, rows.first_tile, rows.end_tile,
                          layer.padded_dim, rows.sums, rows.mixed});
     for (int r = 0; r < rows.num_rows; ++r) hand_over(index, r);
   }
 
-  void weigh_row(int r) {
-    const Seen seen = seen_in(layer, piece, seen_by[(rows.first_row + r) / group]);
-    float* scores = rows.scores + r * kPieceStride;
-    uint8_t* weights = rows.weights + r * kWeightBytes;
-    rows.sums[r] = {};
-    if (seen.end_tile <= seen.first_tile) {
-      memset(weights + 32 * rows.first_tile, 0, 32 * (rows.end_tile - rows.first_tile));
-      return;
+  // Weighs rows from r up that see the same; returns how many.
+  int weigh_some(int r) {
+    const int row = rows.first_row + r;
+    const int count = at_most(at_most(group - row % group, rows.num_rows - r), kRowsAtOnce);
+    switch (count) {
+      case 1: weigh_rows<1>(r); break;
+      case 2: weigh_rows<2>(r); break;
+      case 3: weigh_rows<3>(r); break;
+      default: weigh_rows<kRowsAtOnce>(r); break;
     }
-    memset(weights + 32 * rows.first_tile, 0, 32 * (seen.first_tile - rows.first_tile));
-    memset(weights + 32 * seen.end_tile, 0, 32 * (rows.end_tile - seen.end_tile));
-    rows.sums[r].largest = finish_scores(seen, piece.lanes, layer.softcap, scores);
-    Kv::weigh(piece, seen, scores, weights, rows.sums[r]);
+    return count;
+  }
+
+  template <int R>
+  void weigh_rows(int first) {
+    const Seen seen = seen_in(layer, piece, seen_by[(rows.first_row + first) / group]);
+    float* scores = rows.scores + first * kPieceStride;
+    uint8_t* weights = rows.weights + first * kWeightBytes;
+    RowSums* sums = rows.sums + first;
+    const bool sees_any = seen.end_tile > seen.first_tile;
+    const int zero_until = sees_any ? seen.first_tile : rows.end_tile;
+    for (int r = 0; r < R; ++r) {
+      uint8_t* row = weights + r * kWeightBytes;
+      memset(row + 32 * rows.first_tile, 0, 32 * (zero_until - rows.first_tile));
+      if (sees_any) memset(row + 32 * seen.end_tile, 0, 32 * (rows.end_tile - seen.end_tile));
+      sums[r] = {};
+    }
+    if (!sees_any) return;
+    finish_scores<R>(seen, piece.lanes, layer.softcap, scores, sums);
+    Kv::template weigh<R>(piece, seen, scores, weights, sums);
   }
 
   void hand_over(int index, int r) {

@@ -73,8 +73,11 @@ QD_INLINE void score_int8(const uint32_t* queries, const QueryScale* scales, int
       }
     }
   }
+  const int scales_at = padded_dim * kTileSlots;  // of the keys, then of the values
   for (int t = 0; t < T; ++t) {
-    const uint8_t* key_scales = keys[t] + padded_dim * kTileSlots;
+    vec::prefetch(keys[T + t] + scales_at);
+    vec::prefetch(keys[T + t] + scales_at + 4 * kTileSlots);
+    const uint8_t* key_scales = keys[t] + scales_at;
     const F scale = vec::load(reinterpret_cast<const float*>(key_scales));
     for (int r = 0; r < R; ++r) {
       const F sum = vec::fma(vec::to_float(high[r][t]), vec::set(256.0f), vec::to_float(low[r][t]));

@@ -3,8 +3,7 @@
 // A row's sum runs over the tiles in one order; weights of zero add nothing, not even a rounding.
 namespace {
 
-constexpr int kWeightBytes = 2 * kPieceStride;  // of one row
-constexpr int kTilesAhead = 2;                  // of which the values are prefetched
+constexpr int kTilesAhead = 2;  // of which the values are prefetched
 
 // How many vectors of columns are mixed at once for so many sums of each.
 constexpr int columns_at_once(int sums) {

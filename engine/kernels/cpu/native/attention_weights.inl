@@ -1,4 +1,7 @@
-// From the scores of one row in one piece to the weights of the values, rounded.
+// From the scores of rows in one piece to the weights of the values, rounded.
+//
+// Rows of one token see the same. They are worked on side by side, because each alone is a chain of
+// operations that wait for each other; what comes out of a row does not depend on the others.
 namespace {
 
 // Which tiles of a piece, and which lanes of the first and last of them, a row sees.
@@ -20,6 +23,9 @@ QD_INLINE F only(const Lanes& lanes, F x, F other) {
   return vec::first_of(other, vec::first_of(x, other, lanes.end), lanes.first);
 }
 
+constexpr int kWeightBytes = 2 * kPieceStride;  // of one row
+constexpr int kRowsAtOnce = 4;                  // that are weighed side by side
+
 // What a row's weights in one piece add up to.
 struct RowSums {
   float largest, total;
@@ -27,65 +33,98 @@ struct RowSums {
   int32_t high_sum, low_sum;  // int8: of the rounded weights' bytes
 };
 
-// Finishes the scores of one row and returns the largest. What it does not see is replaced.
-QD_INLINE float finish_scores(const Seen& seen, const uint8_t* lanes_used, float softcap,
-                              float* scores) {
+// Finishes the scores of R rows and finds the largest of each. What they do not see is left out.
+template <int R>
+QD_INLINE void finish_scores(const Seen& seen, const uint8_t* lanes_used, float softcap,
+                             float* scores, RowSums* sums) {
   const F unseen = vec::set(-INFINITY);
-  F largest = unseen;
-  for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
-    F x = vec::load(scores + tile * kTileSlots);
-    if (softcap > 0.0f) {
-      x = vec::mul(vec::set(softcap), hyperbolic_tangent(vec::div(x, vec::set(softcap))));
-      vec::store(scores + tile * kTileSlots, x);
-    }
-    largest = vec::max(largest, only(lanes_seen(seen, lanes_used, tile), x, unseen));
-  }
-  return vec::largest(largest);
-}
-
-// Weights of a row as bfloat16, 32 bytes for each tile.
-QD_INLINE void weigh_bf16(const Seen& seen, const uint8_t* lanes_used, const float* scores,
-                          uint8_t* weights, RowSums& sums) {
-  const F largest = vec::set(sums.largest);
-  F total = vec::zero();
-  for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
-    const F x = vec::sub(vec::load(scores + tile * kTileSlots), largest);
-    const F weight = only(lanes_seen(seen, lanes_used, tile), exponential(x), vec::zero());
-    total = vec::add(total, weight);
-    vec::store_bf16(reinterpret_cast<uint16_t*>(weights + 32 * tile), weight);
-  }
-  sums.total = vec::sum(total);
-}
-
-// Weights times the scales of the values, in two bytes: 16 high ones, then 16 low ones, for each
-// tile. `value_scales` has one for each tile.
-QD_INLINE void weigh_int8(const Seen& seen, const uint8_t* lanes_used,
-                          const uint8_t* const* value_scales, float* scores, uint8_t* weights,
-                          RowSums& sums) {
-  const F largest = vec::set(sums.largest);
-  F total = vec::zero(), most = vec::zero();
+  F largest[R];
+  for (int r = 0; r < R; ++r) largest[r] = unseen;
   for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
     const Lanes lanes = lanes_seen(seen, lanes_used, tile);
-    const F x = vec::sub(vec::load(scores + tile * kTileSlots), largest);
-    const F weight = only(lanes, exponential(x), vec::zero());
-    const F scale = vec::load(reinterpret_cast<const float*>(value_scales[tile]));
-    const F scaled = only(lanes, vec::mul(weight, scale), vec::zero());
-    total = vec::add(total, weight);
-    most = vec::max(most, scaled);
-    vec::store(scores + tile * kTileSlots, scaled);
+    for (int r = 0; r < R; ++r) {
+      float* at = scores + r * kPieceStride + tile * kTileSlots;
+      F x = vec::load(at);
+      if (softcap > 0.0f) {
+        x = vec::mul(vec::set(softcap), hyperbolic_tangent(vec::div(x, vec::set(softcap))));
+        vec::store(at, x);
+      }
+      largest[r] = vec::max(largest[r], only(lanes, x, unseen));
+    }
   }
-  const float largest_weight = vec::largest(most);
-  const F factor = vec::set(steps_per_unit(largest_weight, kTwoByteSteps));
-  I high_sum = vec::izero(), low_sum = vec::izero();
+  for (int r = 0; r < R; ++r) sums[r].largest = vec::largest(largest[r]);
+}
+
+// Weights of R rows as bfloat16, 32 bytes for each tile.
+template <int R>
+QD_INLINE void weigh_bf16(const Seen& seen, const uint8_t* lanes_used, const float* scores,
+                          uint8_t* weights, RowSums* sums) {
+  F total[R];
+  for (int r = 0; r < R; ++r) total[r] = vec::zero();
   for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
-    int8_t* bytes = reinterpret_cast<int8_t*>(weights + 32 * tile);
-    const F steps = vec::round(vec::mul(vec::load(scores + tile * kTileSlots), factor));
-    split_bytes(steps, bytes, bytes + 16, high_sum, low_sum);
+    const Lanes lanes = lanes_seen(seen, lanes_used, tile);
+    for (int r = 0; r < R; ++r) {
+      const F x = vec::load(scores + r * kPieceStride + tile * kTileSlots);
+      const F weight =
+          only(lanes, exponential(vec::sub(x, vec::set(sums[r].largest))), vec::zero());
+      total[r] = vec::add(total[r], weight);
+      vec::store_bf16(reinterpret_cast<uint16_t*>(weights + r * kWeightBytes + 32 * tile), weight);
+    }
   }
-  sums.total = vec::sum(total);
-  sums.unit = unit_per_step(largest_weight, kTwoByteSteps);
-  sums.high_sum = vec::isum(high_sum);
-  sums.low_sum = vec::isum(low_sum);
+  for (int r = 0; r < R; ++r) sums[r].total = vec::sum(total[r]);
+}
+
+// Weights of R rows times the scales of the values, which stand in for the scores then; returns the
+// largest of each row and adds the weights up. `value_scales` has one for each tile.
+template <int R>
+QD_INLINE void scale_weights(const Seen& seen, const uint8_t* lanes_used,
+                             const uint8_t* const* value_scales, float* scores, float* most_of,
+                             RowSums* sums) {
+  F total[R], most[R];
+  for (int r = 0; r < R; ++r) total[r] = most[r] = vec::zero();
+  for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
+    const Lanes lanes = lanes_seen(seen, lanes_used, tile);
+    const F scale = vec::load(reinterpret_cast<const float*>(value_scales[tile]));
+    for (int r = 0; r < R; ++r) {
+      float* at = scores + r * kPieceStride + tile * kTileSlots;
+      const F x = vec::sub(vec::load(at), vec::set(sums[r].largest));
+      const F weight = only(lanes, exponential(x), vec::zero());
+      const F scaled = only(lanes, vec::mul(weight, scale), vec::zero());
+      total[r] = vec::add(total[r], weight);
+      most[r] = vec::max(most[r], scaled);
+      vec::store(at, scaled);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    sums[r].total = vec::sum(total[r]);
+    most_of[r] = vec::largest(most[r]);
+  }
+}
+
+// The same in two bytes: 16 high ones, then 16 low ones, for each tile.
+template <int R>
+QD_INLINE void weigh_int8(const Seen& seen, const uint8_t* lanes_used,
+                          const uint8_t* const* value_scales, float* scores, uint8_t* weights,
+                          RowSums* sums) {
+  float most[R];
+  scale_weights<R>(seen, lanes_used, value_scales, scores, most, sums);
+  F factor[R];
+  I high_sum[R], low_sum[R];
+  for (int r = 0; r < R; ++r) {
+    factor[r] = vec::set(steps_per_unit(most[r], kTwoByteSteps));
+    high_sum[r] = low_sum[r] = vec::izero();
+  }
+  for (int tile = seen.first_tile; tile < seen.end_tile; ++tile)
+    for (int r = 0; r < R; ++r) {
+      int8_t* bytes = reinterpret_cast<int8_t*>(weights + r * kWeightBytes + 32 * tile);
+      const F x = vec::load(scores + r * kPieceStride + tile * kTileSlots);
+      split_bytes(vec::round(vec::mul(x, factor[r])), bytes, bytes + 16, high_sum[r], low_sum[r]);
+    }
+  for (int r = 0; r < R; ++r) {
+    sums[r].unit = unit_per_step(most[r], kTwoByteSteps);
+    sums[r].high_sum = vec::isum(high_sum[r]);
+    sums[r].low_sum = vec::isum(low_sum[r]);
+  }
 }
 
 }  // namespace
