@@ -40,6 +40,7 @@ from appliance.supervisor.log_book import LogBook
 from appliance.supervisor.log_file import LOG_DIRECTORY
 from appliance.supervisor.plans import plan_fleet, resolve_models
 from appliance.supervisor.run_directory import InstanceError, RunDirectory, StateLock
+from appliance.supervisor.scheduling import give_way
 from appliance.supervisor.shutdown import Shutdown
 from appliance.supervisor.start_card import StartFacts, start_card
 from appliance.supervisor.start_progress import StartProgress
@@ -124,6 +125,7 @@ class Instance:
         self._directory = directory
         self._run = run
         self._state = state
+        self._children_policy = give_way()
         self._logs = LogBook(directory / LOG_DIRECTORY, settings.log_format)
         self._logs.handle_own(SUPERVISOR, None, settings.log_level)
         self._audit = AuditLog(directory / AUDIT_FILE, directory / STATE_FILE)
@@ -162,7 +164,9 @@ class Instance:
         with shutdown.signals():
             hub = Hub(self._hub_config())
             self._count_by(hub)
-            launcher = LocalLauncher(self._logs.take, self._run.note_child, self._logs.started)
+            launcher = LocalLauncher(
+                self._logs.take, self._run.note_child, self._logs.started, self._children_policy
+            )
             supervisor = Supervisor(
                 self._plan, self._state, self._keys, hub, launcher=launcher, system=self._system()
             )

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 
 from appliance.supervisor.launcher.identity import ProcessIdentity, identity_of
 from appliance.supervisor.launcher.launcher import OnLine, OnStart, ProcessSpec
+from appliance.supervisor.scheduling import under
 from engine.log_lines import MAX_LINE_BYTES, escape, plain_text, redact
 
 TAIL_LINES = 200
@@ -151,6 +152,7 @@ class LocalLauncher:
         on_line: Gets every line that children write.
         on_spawn: Gets the pid of every child.
         on_start: Told of every child before it starts.
+        policy: Scheduling policy of the children; None: the main thread's.
     """
 
     def __init__(
@@ -158,10 +160,12 @@ class LocalLauncher:
         on_line: OnLine,
         on_spawn: Callable[[int], None] | None = None,
         on_start: OnStart | None = None,
+        policy: int | None = None,
     ) -> None:
         self._on_line = on_line
         self._on_spawn = on_spawn
         self._on_start = on_start
+        self._policy = policy
 
     def spawn(self, spec: ProcessSpec) -> LocalChild:
         """Start a process; only from the main thread. Raises OSError."""
@@ -173,7 +177,8 @@ class LocalLauncher:
         config_fd = _memory_file(spec.name, spec.config)
         death_read, death_write = os.pipe()
         try:
-            process = self._popen(spec, config_fd, death_read)
+            with under(self._policy):
+                process = self._popen(spec, config_fd, death_read)
         except BaseException:
             os.close(death_write)
             raise

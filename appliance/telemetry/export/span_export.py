@@ -38,7 +38,7 @@ class ExportPace:
 
     max_queued: int = 20_000
     """Beyond, new spans are dropped and counted."""
-    max_batch: int = 256
+    max_batch: int = 512
     gather_s: float = 0.5
     """What comes within that time leaves together."""
     hold_s: float = 30.0

@@ -1,5 +1,6 @@
 """The whole `serve` as a process: real supervisor, real gateway, a fake engine."""
 
+import contextlib
 import json
 import os
 import re
@@ -109,6 +110,15 @@ def none_runs(identities: list[ProcessIdentity], within_s: float) -> bool:
     return True
 
 
+def policies(pid: int) -> set[int]:
+    """Return the scheduling policies of a process's threads."""
+    found: set[int] = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # one that ended just now
+            found.add(os.sched_getscheduler(int(thread.name)))
+    return found
+
+
 def test_an_appliance_starts_answers_and_ends_in_order(start, ports: tuple[int, int]):
     served: Served = start(ports)
     served.until("ready in")
@@ -134,7 +144,9 @@ def test_an_appliance_starts_answers_and_ends_in_order(start, ports: tuple[int, 
 
     children = served.children()
     assert len(children) == 2
+    assert policies(served.process.pid) == {os.SCHED_BATCH}
     for child in children:
+        assert policies(child.pid) == {os.SCHED_OTHER}
         environment = Path(f"/proc/{child.pid}/environ").read_bytes()
         assert b"not-for-children" not in environment
         command = Path(f"/proc/{child.pid}/cmdline").read_bytes()

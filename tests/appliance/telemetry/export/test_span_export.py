@@ -343,7 +343,7 @@ def test_at_a_low_rate_a_span_leaves_within_a_second_and_at_a_high_one_batches_g
         export.add(spans(600))
         wait_for(lambda: settled(export))
 
-        assert collector.received.sizes == [1, 256, 256, 88]
+        assert collector.received.sizes == [1, 512, 88]
 
 
 def test_a_batch_of_long_texts_is_short():
