@@ -5,6 +5,7 @@ next.
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,8 +54,11 @@ class SamplingBatch:
 
     def draws(self, uniform: Sequence[float], device: torch.device) -> Draws:
         """Return the parameters with the random number of each row."""
-        numbers = torch.tensor(uniform, dtype=torch.float64)
+        # `torch.tensor` of a list, or `to` for each column, takes longer than the draw
+        numbers = torch.frombuffer(array("d", uniform), dtype=torch.float64)
         columns = (self.temperature, self.min_p, self.top_k, self.top_p, numbers)
+        if device.type == "cpu":
+            return Draws(*columns)
         return Draws(*(column.to(device) for column in columns))
 
 
