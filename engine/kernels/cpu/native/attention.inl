@@ -44,9 +44,9 @@ struct Bf16Kv {
   }
 
   template <int R>
-  static void weigh(const Piece& piece, const Seen& seen, float* scores, uint8_t* weights,
-                    RowSums* sums) {
-    weigh_bf16<R>(seen, piece.lanes, scores, weights, sums);
+  static void weigh(const Piece& piece, const Seen& seen, const Ahead& ahead, float* scores,
+                    uint8_t* weights, RowSums* sums) {
+    weigh_bf16<R>(seen, piece.lanes, ahead, scores, weights, sums);
   }
 
   template <int R>
@@ -80,9 +80,9 @@ struct Int8Kv {
   }
 
   template <int R>
-  static void weigh(const Piece& piece, const Seen& seen, float* scores, uint8_t* weights,
-                    RowSums* sums) {
-    weigh_int8<R>(seen, piece.lanes, piece.value_scales, scores, weights, sums);
+  static void weigh(const Piece& piece, const Seen& seen, const Ahead& ahead, float* scores,
+                    uint8_t* weights, RowSums* sums) {
+    weigh_int8<R>(seen, piece.lanes, ahead, piece.value_scales, scores, weights, sums);
   }
 
   template <int R>
@@ -260,7 +260,10 @@ struct Attention {
     }
     if (!sees_any) return;
     finish_scores<R>(seen, piece.lanes, layer.softcap, scores, sums);
-    Kv::template weigh<R>(piece, seen, scores, weights, sums);
+    const bool is_first_of_task = rows.first_row + first == 0;  // then the others find them near
+    const Ahead ahead = {piece.values,
+                         is_first_of_task ? static_cast<int>(layout.value_tile_bytes) : 0};
+    Kv::template weigh<R>(piece, seen, ahead, scores, weights, sums);
   }
 
   void hand_over(int index, int r) {

@@ -33,6 +33,15 @@ struct RowSums {
   int32_t high_sum, low_sum;  // int8: of the rounded weights' bytes
 };
 
+// Values that are brought near while weights are computed, which leaves the memory idle.
+struct Ahead {
+  const uint8_t* const* values;  // one for each tile
+  int tile_bytes;                // zero: nothing is to be fetched
+};
+QD_INLINE void fetch(const Ahead& ahead, int tile) {
+  for (int i = 0; i < ahead.tile_bytes; i += 64) vec::prefetch_to_l2(ahead.values[tile] + i);
+}
+
 // Finishes the scores of R rows and finds the largest of each. What they do not see is left out.
 template <int R>
 QD_INLINE void finish_scores(const Seen& seen, const uint8_t* lanes_used, float softcap,
@@ -57,11 +66,12 @@ QD_INLINE void finish_scores(const Seen& seen, const uint8_t* lanes_used, float 
 
 // Weights of R rows as bfloat16, 32 bytes for each tile.
 template <int R>
-QD_INLINE void weigh_bf16(const Seen& seen, const uint8_t* lanes_used, const float* scores,
-                          uint8_t* weights, RowSums* sums) {
+QD_INLINE void weigh_bf16(const Seen& seen, const uint8_t* lanes_used, const Ahead& ahead,
+                          const float* scores, uint8_t* weights, RowSums* sums) {
   F total[R];
   for (int r = 0; r < R; ++r) total[r] = vec::zero();
   for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
+    fetch(ahead, tile);
     const Lanes lanes = lanes_seen(seen, lanes_used, tile);
     for (int r = 0; r < R; ++r) {
       const F x = vec::load(scores + r * kPieceStride + tile * kTileSlots);
@@ -77,12 +87,13 @@ QD_INLINE void weigh_bf16(const Seen& seen, const uint8_t* lanes_used, const flo
 // Weights of R rows times the scales of the values, which stand in for the scores then; returns the
 // largest of each row and adds the weights up. `value_scales` has one for each tile.
 template <int R>
-QD_INLINE void scale_weights(const Seen& seen, const uint8_t* lanes_used,
+QD_INLINE void scale_weights(const Seen& seen, const uint8_t* lanes_used, const Ahead& ahead,
                              const uint8_t* const* value_scales, float* scores, float* most_of,
                              RowSums* sums) {
   F total[R], most[R];
   for (int r = 0; r < R; ++r) total[r] = most[r] = vec::zero();
   for (int tile = seen.first_tile; tile < seen.end_tile; ++tile) {
+    fetch(ahead, tile);
     const Lanes lanes = lanes_seen(seen, lanes_used, tile);
     const F scale = vec::load(reinterpret_cast<const float*>(value_scales[tile]));
     for (int r = 0; r < R; ++r) {
@@ -103,11 +114,11 @@ QD_INLINE void scale_weights(const Seen& seen, const uint8_t* lanes_used,
 
 // The same in two bytes: 16 high ones, then 16 low ones, for each tile.
 template <int R>
-QD_INLINE void weigh_int8(const Seen& seen, const uint8_t* lanes_used,
+QD_INLINE void weigh_int8(const Seen& seen, const uint8_t* lanes_used, const Ahead& ahead,
                           const uint8_t* const* value_scales, float* scores, uint8_t* weights,
                           RowSums* sums) {
   float most[R];
-  scale_weights<R>(seen, lanes_used, value_scales, scores, most, sums);
+  scale_weights<R>(seen, lanes_used, ahead, value_scales, scores, most, sums);
   F factor[R];
   I high_sum[R], low_sum[R];
   for (int r = 0; r < R; ++r) {

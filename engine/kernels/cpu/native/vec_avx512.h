@@ -114,6 +114,9 @@ QD_INLINE void store_bf16(uint16_t* p, F a) {
 #endif
 }
 QD_INLINE void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+QD_INLINE void prefetch_to_l2(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 
 }  // namespace vec
 }  // namespace

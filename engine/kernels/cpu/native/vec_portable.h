@@ -133,6 +133,7 @@ QD_INLINE void store_bf16(uint16_t* p, F a) {
   }
 }
 QD_INLINE void prefetch(const void* p) { __builtin_prefetch(p); }
+QD_INLINE void prefetch_to_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 #undef QD_EACH
 
