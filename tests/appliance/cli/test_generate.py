@@ -261,7 +261,7 @@ def test_five_hundred_prompts_survive_two_interrupts_and_none_is_done_twice(
         "\n".join(json.dumps({"id": f"p{k}", "prompt": f"Prompt number {k}"}) for k in range(500)),
     )
     arguments = [str(tiny_model_path), "--input", str(prompts), "--output", str(output)]
-    arguments += ["--max-tokens", "8", "--seed", "7", *SMALL]
+    arguments += ["--max-tokens", "32", "--seed", "7", *SMALL]
 
     for wanted, number in ((100, signal.SIGINT), (250, signal.SIGTERM)):
         code, err = stop_after(arguments, output, wanted, number, short_tmp_dir)
