@@ -83,10 +83,17 @@ class QuarterdeckTop(App[None]):
     def _tick(self) -> None:
         """Paint if something changed, or a second passed: the age on the top line counts."""
         seen = (self.session.version, int(self.session.now_s()))
-        if seen == self._painted or not isinstance(self.screen, ConsoleScreen):
+        console = self._console()
+        if console is None or seen == self._painted:
             return
         self._painted = seen
-        self.screen.paint()
+        console.paint()
+
+    def _console(self) -> ConsoleScreen | None:
+        """The screen on top, unless it is a dialog or the app closes and has none any more."""
+        if not self.is_running:
+            return None
+        return self.screen if isinstance(self.screen, ConsoleScreen) else None
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """Of Textual's own commands only the choice of a theme."""
@@ -175,8 +182,8 @@ class QuarterdeckTop(App[None]):
         if note.is_problem:
             text = f"{note.text}\n{note.hint}" if note.hint else note.text
             self.notify(text, severity="error", timeout=_PROBLEM_STAYS_S, markup=False)
-        if isinstance(self.screen, ConsoleScreen):
-            self.screen.paint_lines()
+        if console := self._console():
+            console.paint_lines()
 
     async def on_unmount(self) -> None:
         """Let go of the connections."""

@@ -1,6 +1,7 @@
 """The screens with the invented instance, at both sizes."""
 
 import asyncio
+import itertools
 
 import pytest
 from textual.widgets import Button, Input
@@ -10,6 +11,7 @@ from dashboard.screens.fleet import FleetScreen
 from dashboard.screens.requests import RequestsScreen
 from dashboard.screens.sleep import SleepDialog
 from dashboard.screens.trace import TraceScreen
+from dashboard.session import Session
 from dashboard.source.demo import DemoSource
 from dashboard.widgets.listing import Listing, Panel
 from tests.dashboard.terminal import an_app, screen_lines, screen_text, until, until_shown
@@ -62,9 +64,17 @@ async def test_the_demo_is_the_same_each_time():
     texts = []
     for _ in range(2):
         async with demo_app().run_test(size=SMALL) as pilot:
-            texts.append(await until_shown(pilot, "DECODE", "READY 3/4"))
+            texts.append(await until_shown(pilot, "DECODE", "READY 3/4", "% left"))
 
     assert texts[0].split("\n")[:20] == texts[1].split("\n")[:20]
+
+
+async def test_a_tick_that_comes_while_the_app_closes_finds_no_screen_and_paints_nothing():
+    app = QuarterdeckTop(Session(DemoSource(never), itertools.count().__next__))
+    async with app.run_test(size=SMALL) as pilot:
+        await until_shown(pilot, "DECODE")
+
+    app._tick()
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
