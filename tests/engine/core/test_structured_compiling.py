@@ -130,12 +130,12 @@ def test_refusals_are_counted_and_not_kept(compiler: Compiler):
 
 
 def test_a_compilation_that_takes_too_long_is_given_up(held: HeldTokenizer):
-    compiler = Compiler(held, VOCAB_SIZE, EOS, timeout_s=0.7, tokenizer_timeout_s=0)
+    compiler = Compiler(held, VOCAB_SIZE, EOS, timeout_s=3, tokenizer_timeout_s=0)
     first = compiler.start(regex("a"))
     compiler.wait(first)
     assert first.fault is not None
     assert first.fault.code == "invalid_grammar"
-    assert first.fault.message == "the grammar could not be compiled within 0.7 s"
+    assert first.fault.message == "the grammar could not be compiled within 3 s"
 
     held.let_go.set()  # the first thread comes back, too late
     again = compiler.compile(GrammarKind.REGEX, "a")
@@ -146,9 +146,9 @@ def test_a_compilation_that_takes_too_long_is_given_up(held: HeldTokenizer):
 
 
 def test_the_first_grammar_may_wait_for_a_tokenizer_that_takes_long(held: HeldTokenizer):
-    compiler = Compiler(held, VOCAB_SIZE, EOS, timeout_s=0.05)
+    compiler = Compiler(held, VOCAB_SIZE, EOS, timeout_s=0.5)
     first = compiler.start(regex("a"))
-    assert not held.let_go.wait(0.2)
+    assert not held.let_go.wait(1.0)
     held.let_go.set()
     compiler.wait(first)
     assert first.is_ready
@@ -190,8 +190,10 @@ def test_a_grammar_that_takes_too_much_is_refused_and_nothing_else_suffers(
 
 @pytest.mark.process
 def test_a_trial_process_that_died_is_replaced(compiler: Compiler):
+    before = psutil.Process().children()
     assert compiler.compile(GrammarKind.REGEX, "a").is_ready
-    (server,) = [p for p in psutil.Process().children() if "structured_trial" in str(p.cmdline())]
+    (server,) = set(psutil.Process().children()) - set(before)
+    assert "structured_trial" in str(server.cmdline())
     server.kill()
     server.wait(10)
     assert compiler.compile(GrammarKind.REGEX, "b").fault is not None
