@@ -14,6 +14,14 @@ from tests.tiny_model import make_tiny_model
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # as engine/__main__ does, before torch
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep packed weights of tests out of the user's cache; workers of a run share a directory."""
+    if not hasattr(config, "workerinput") and "QUARTERDECK_WEIGHT_CACHE" not in os.environ:
+        directory = tempfile.mkdtemp(prefix="quarterdeck-test-weights-")
+        os.environ["QUARTERDECK_WEIGHT_CACHE"] = directory
+        config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
+
+
 @pytest.fixture(autouse=True)
 def logging_is_as_before() -> Iterator[None]:
     """A test that configures the logging of its process does not change what others print."""

@@ -14,7 +14,9 @@ TRIM = 0.2
 MAX_ENGINE_RATIO = 1.01
 MAX_APPLIANCE_RATIO = {"default": 1.01, "sampled": 1.01}
 MAX_APPLIANCE_RATIO_ALL = 1.03
-MIN_RATE_LOW = 0.985
+MIN_RATE_RATIO = {"default": 0.985, "sampled": 0.985}
+MIN_RATE_RATIO_ALL = 0.971
+"""What the CPU bound leaves: 1 / 1.03."""
 MAX_LAG_S = 0.020
 
 
@@ -100,14 +102,15 @@ def trimmed_mean(values: Sequence[float]) -> float:
 def verdicts_of(
     scenario: str, engine: Ratio, appliance: Ratio, rate: Ratio, lag_p99_s: float | None
 ) -> list[Verdict]:
-    """Judge a result by the bounds; CPU by the mean, the rate by the lower end of its interval."""
+    """Judge a result by the bounds, means by means (`ops/decisions/0014`)."""
     most = MAX_APPLIANCE_RATIO.get(scenario, MAX_APPLIANCE_RATIO_ALL)
+    least_rate = MIN_RATE_RATIO.get(scenario, MIN_RATE_RATIO_ALL)
     is_prompt = lag_p99_s is not None and lag_p99_s <= MAX_LAG_S
     engine_bound = f"engine+gateway CPU/token <= {MAX_ENGINE_RATIO}"
-    rate_bound = f"low end of tok/s ratio >= {MIN_RATE_LOW}"
+    rate_bound = f"tok/s ratio >= {least_rate}"
     return [
         Verdict(engine_bound, engine.mean, engine.mean <= MAX_ENGINE_RATIO),
         Verdict(f"appliance CPU/token <= {most}", appliance.mean, appliance.mean <= most),
-        Verdict(rate_bound, rate.low, rate.low >= MIN_RATE_LOW),
+        Verdict(rate_bound, rate.mean, rate.mean >= least_rate),
         Verdict(f"supervisor loop lag p99 <= {MAX_LAG_S} s", lag_p99_s, is_prompt),
     ]
