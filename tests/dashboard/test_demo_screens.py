@@ -73,8 +73,11 @@ async def test_a_tick_that_comes_while_the_app_closes_finds_no_screen_and_paints
     app = QuarterdeckTop(Session(DemoSource(never), itertools.count().__next__))
     async with app.run_test(size=SMALL) as pilot:
         await until_shown(pilot, "DECODE")
+    painted = app._painted
 
     app._tick()
+
+    assert app._painted == painted
 
 
 @pytest.mark.parametrize("size", [SMALL, LARGE])
