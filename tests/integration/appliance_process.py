@@ -46,8 +46,9 @@ class ApplianceProcess:
         self.api_key = "qd_test_inference_0123456789abcdef"
         self.admin_key = "qd_test_admin_0123456789abcdef"
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("QUARTERDECK_")}
-        if "QUARTERDECK_MODEL_DIR" in os.environ:
-            self.env["QUARTERDECK_MODEL_DIR"] = os.environ["QUARTERDECK_MODEL_DIR"]
+        for kept in ("QUARTERDECK_MODEL_DIR", "QUARTERDECK_WEIGHT_CACHE"):
+            if kept in os.environ:
+                self.env[kept] = os.environ[kept]
         self.env |= {"QUARTERDECK_STATE_DIR": str(self.state_dir), "PYTHONUNBUFFERED": "1"}
         self.env |= env or {}
         self.command = [

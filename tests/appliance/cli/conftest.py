@@ -64,7 +64,7 @@ class _Server:
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
-        if name.startswith("QUARTERDECK_"):
+        if name.startswith("QUARTERDECK_") and name != "QUARTERDECK_WEIGHT_CACHE":
             monkeypatch.delenv(name)
     monkeypatch.setenv("QUARTERDECK_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
